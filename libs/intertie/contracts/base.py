@@ -1,0 +1,163 @@
+"""How every contract is shaped, encoded and refused. The nouns are in the files beside this one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from decimal import Decimal
+from typing import Annotated, Any, ClassVar, TypeVar
+
+import msgspec
+
+from intertie.errors import Refused
+from intertie.ids import EventId
+
+Instant = Annotated[datetime, msgspec.Meta(tz=True)]
+"""A moment with an offset; without one it is refused at the door."""
+
+NonNegative = Annotated[int, msgspec.Meta(ge=0)]
+Positive = Annotated[int, msgspec.Meta(ge=1)]
+Text = Annotated[str, msgspec.Meta(max_length=4_000)]
+"""Text for people. Long enough for a reason with a log tail, short enough for any message."""
+
+PREFIX = "intertie.v1"
+EVENT_STREAM = "INTERTIE_EVENTS"
+TELEMETRY_STREAM = "INTERTIE_TELEMETRY"
+
+# NATS' default max_payload is 1 MiB, headers included; a batch stays far below so that many sites fit one server's memory.
+BATCH_BYTES = 256 * 1024
+
+
+class Contract(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):
+    """Base of all messages: immutable, fields by name."""
+
+
+class Event(Contract, frozen=True, kw_only=True):
+    """Something that happened, told by its keeper: the entity's whole public record after the change.
+
+    `version` is the entity's; a consumer applies an event only if its version is higher than the one it holds, so that order and repeats
+    cannot matter. The CloudEvents attributes travel as headers: see `intertie.store.outbox`.
+    """
+
+    TYPE: ClassVar[str] = ""
+    """CloudEvents type, `io.intertie.<noun>.<verb>.v1`."""
+    SERVICE: ClassVar[str] = ""
+
+    version: Positive
+
+    @property
+    def entity(self) -> str:
+        """Id of the entity that `version` counts; the `ce-subject`."""
+        raise NotImplementedError(type(self).__name__)
+
+    @property
+    def tenant_token(self) -> str:
+        """Tenant in the subject, or `_`."""
+        return str(getattr(self, "tenant", None) or "_")
+
+    @property
+    def site_token(self) -> str:
+        """Site in the subject, or `_`."""
+        return str(getattr(self, "site", None) or "_")
+
+    @classmethod
+    def noun(cls) -> str:
+        return cls.TYPE.split(".")[2]
+
+    @property
+    def subject(self) -> str:
+        """`intertie.v1.evt.<service>.<noun>.<verb>.<tenant|_>.<site|_>`."""
+        _, _, noun, verb, _ = self.TYPE.split(".")
+        return f"{PREFIX}.evt.{self.SERVICE}.{noun}.{verb}.{self.tenant_token}.{self.site_token}"
+
+
+class EventMeta(Contract, frozen=True, kw_only=True):
+    """What the headers of a received event say."""
+
+    id: EventId
+    type: str
+    source: str
+    entity: str
+    time: Instant
+    number: NonNegative
+    """Gapless per (service epoch, noun); given by the relay."""
+    epoch: NonNegative
+    traceparent: str = ""
+
+
+class Empty(Contract, frozen=True, kw_only=True):
+    """Nothing to say, on purpose."""
+
+
+class Page(Contract, frozen=True, kw_only=True):
+    """Which part of a list: at most `limit` rows after the row named by `after`."""
+
+    limit: Annotated[int, msgspec.Meta(ge=1, le=1_000)] = 100
+    after: str = ""
+
+
+class Head(Contract, frozen=True, kw_only=True):
+    """The last number that a service gave out for a noun; said each beat on core NATS so that a consumer behind can see it."""
+
+    service: str
+    noun: str
+    epoch: NonNegative
+    number: NonNegative
+
+
+class Heads(Contract, frozen=True, kw_only=True):
+    """All heads of one service, on `intertie.v1.heads.<service>`."""
+
+    service: str
+    heads: list[Head]
+
+
+class Problem(Contract, frozen=True, kw_only=True):
+    """A known error on the wire: kind decides what a caller does, code is API, text is for people."""
+
+    kind: str
+    code: str
+    text: str
+    next_step: str = ""
+    details: dict[str, Any] = {}
+    trace_id: str = ""
+
+
+T = TypeVar("T")
+
+_json = msgspec.json.Encoder(decimal_format="string")
+_decoders: dict[Any, msgspec.json.Decoder[Any]] = {}
+
+
+def encode(message: object) -> bytes:
+    """The JSON bytes of a contract."""
+    return _json.encode(message)
+
+
+def decode(data: bytes | str, kind: type[T], *, what: str = "message") -> T:
+    """Parse and check one contract; `Refused('contract.invalid')` names the place (`$.resources.count`) and the rule."""
+    decoder = _decoders.get(kind)
+    if decoder is None:
+        decoder = _decoders.setdefault(kind, msgspec.json.Decoder(kind))
+    try:
+        value: T = decoder.decode(data)
+    except (msgspec.ValidationError, msgspec.DecodeError, UnicodeDecodeError) as err:
+        raise Refused("contract.invalid", f"{what} is not valid: {err}", next_step="compare it with schemas/") from err
+    refuse_not_finite(value, what)
+    return value
+
+
+def refuse_not_finite(value: object, what: str, place: str = "$") -> None:
+    """Refuse `NaN` and `Infinity` decimals, which msgspec lets through: no sum could ever be trusted again."""
+    if isinstance(value, Decimal):
+        if not value.is_finite():
+            raise Refused("contract.invalid", f"{what} is not valid: {place} is {value}, not a number")
+    elif isinstance(value, msgspec.Struct):
+        for field in value.__struct_fields__:
+            refuse_not_finite(getattr(value, field), what, f"{place}.{field}")
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            refuse_not_finite(item, what, f"{place}[{key!r}]")
+    elif isinstance(value, list | tuple):
+        for index, item in enumerate(value):
+            refuse_not_finite(item, what, f"{place}[{index}]")

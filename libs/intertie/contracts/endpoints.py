@@ -1,0 +1,91 @@
+"""Every query and command: its subject, what it takes, what it gives, and who may call it.
+
+Each row is served by its keeper as a NATS micro-service endpoint (`intertie.v1.{qry,cmd}.<service>.<verb>`), called through
+`intertie.bus.rpc`, and described from here in the AsyncAPI document. `action` is the word that `intertie.trust.rights` judges;
+`None` is for calls that carry their own proof (a join token, an API token).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from intertie.contracts import identity as i
+from intertie.contracts import incident as n
+from intertie.contracts import job as j
+from intertie.contracts import link as k
+from intertie.contracts import site as s
+from intertie.contracts import usage as u
+from intertie.contracts.base import PREFIX, Contract, Empty
+
+Q = TypeVar("Q", bound=Contract)
+R = TypeVar("R", bound=Contract)
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint(Generic[Q, R]):
+    """One request/reply. `kind` is `qry` (changes nothing) or `cmd` (leaves an audit row)."""
+
+    kind: str
+    service: str
+    verb: str
+    request: type[Q]
+    reply: type[R]
+    action: str | None
+
+    @property
+    def subject(self) -> str:
+        return f"{PREFIX}.{self.kind}.{self.service}.{self.verb}"
+
+
+# registry
+SITES = Endpoint("qry", "registry", "sites", s.SitesQuery, s.SitesReply, "site.read")
+REGISTER_SITE = Endpoint("cmd", "registry", "register_site", s.RegisterSite, s.SiteRecord, "site.register")
+CORDON = Endpoint("cmd", "registry", "cordon", s.CordonPool, s.SitesReply, "site.cordon")
+REGISTRY_AUDIT = Endpoint("qry", "registry", "audit", i.AuditQuery, i.AuditReply, "audit.read")
+
+# scheduler
+SUBMIT = Endpoint("cmd", "scheduler", "submit", j.SubmitJob, j.SubmitReply, "job.submit")
+CANCEL = Endpoint("cmd", "scheduler", "cancel", j.CancelJob, j.JobRecord, "job.cancel")
+JOB = Endpoint("qry", "scheduler", "job", j.JobQuery, j.JobRecord, "job.read")
+JOBS = Endpoint("qry", "scheduler", "jobs", j.JobsQuery, j.JobsReply, "job.read")
+STORY = Endpoint("qry", "scheduler", "story", j.JobQuery, j.Story, "job.read")
+LOGS = Endpoint("qry", "scheduler", "logs", j.LogsQuery, k.LogChunk, "job.logs")
+ATTEMPTS = Endpoint("qry", "scheduler", "attempts", j.AttemptsQuery, j.AttemptsReply, "service.snapshot")
+SET_QUOTA = Endpoint("cmd", "scheduler", "set_quota", j.SetQuota, j.QuotasReply, "quota.set")
+QUOTAS = Endpoint("qry", "scheduler", "quotas", Empty, j.QuotasReply, "quota.read")
+SCHEDULER_AUDIT = Endpoint("qry", "scheduler", "audit", i.AuditQuery, i.AuditReply, "audit.read")
+
+# metering
+AGREE_SPEC = Endpoint("cmd", "metering", "agree_spec", u.AgreeSpec, u.MeterSpec, "spec.agree")
+SPECS = Endpoint("qry", "metering", "specs", u.SpecsQuery, u.SpecsReply, "spec.read")
+STATEMENT = Endpoint("qry", "metering", "statement", u.StatementQuery, u.Statement, "statement.read")
+BOOKS = Endpoint("qry", "metering", "books", u.BookQuery, u.BooksReply, "statement.read")
+SET_ALLOWANCE = Endpoint("cmd", "metering", "set_allowance", u.SetAllowance, u.Allowance, "allowance.set")
+METERING_SNAPSHOT = Endpoint("qry", "metering", "snapshot", Empty, u.MeteringSnapshotReply, "service.snapshot")
+LEDGER_CHECK = Endpoint("qry", "metering", "check", Empty, u.LedgerCheck, "ledger.check")
+METERING_AUDIT = Endpoint("qry", "metering", "audit", i.AuditQuery, i.AuditReply, "audit.read")
+
+# identity
+AUTHENTICATE = Endpoint("cmd", "identity", "authenticate", i.Authenticate, i.Authenticated, None)
+AUTHENTICATE_SITE = Endpoint("cmd", "identity", "authenticate_site", i.AuthenticateSite, i.Authenticated, None)
+JOIN = Endpoint("cmd", "identity", "join", i.JoinSite, i.Joined, None)
+INVITE_SITE = Endpoint("cmd", "identity", "invite_site", i.InviteSite, i.Invited, "site.invite")
+CREATE_TENANT = Endpoint("cmd", "identity", "create_tenant", i.CreateTenant, i.TenantRecord, "tenant.create")
+TENANTS = Endpoint("qry", "identity", "tenants", Empty, i.TenantsReply, "tenant.read")
+CREATE_TOKEN = Endpoint("cmd", "identity", "create_token", i.CreateToken, i.TokenCreated, "token.create")
+TOKENS = Endpoint("qry", "identity", "tokens", Empty, i.TokensReply, "token.read")
+REVOKE_TOKEN = Endpoint("cmd", "identity", "revoke_token", i.RevokeToken, i.TokenRecord, "token.revoke")
+MAP_ACCOUNT = Endpoint("cmd", "identity", "map_account", i.MapAccount, i.MappingsReply, "mapping.set")
+MAPPINGS = Endpoint("qry", "identity", "mappings", Empty, i.MappingsReply, "mapping.read")
+IDENTITY_SNAPSHOT = Endpoint("qry", "identity", "snapshot", Empty, i.IdentitySnapshotReply, "service.snapshot")
+IDENTITY_AUDIT = Endpoint("qry", "identity", "audit", i.AuditQuery, i.AuditReply, "audit.read")
+
+# incident
+REPORT_INCIDENT = Endpoint("cmd", "incident", "report", n.ReportIncident, n.IncidentRecord, "incident.report")
+INCIDENTS = Endpoint("qry", "incident", "list", n.IncidentsQuery, n.IncidentsReply, "incident.read")
+ACKNOWLEDGE_INCIDENT = Endpoint("cmd", "incident", "acknowledge", n.AcknowledgeIncident, n.IncidentRecord, "incident.handle")
+CLOSE_INCIDENT = Endpoint("cmd", "incident", "close", n.CloseIncident, n.IncidentRecord, "incident.handle")
+INCIDENT_AUDIT = Endpoint("qry", "incident", "audit", i.AuditQuery, i.AuditReply, "audit.read")
+
+ENDPOINTS: tuple[Endpoint[Contract, Contract], ...] = tuple(value for value in list(globals().values()) if isinstance(value, Endpoint))

@@ -1,0 +1,434 @@
+"""The site link: what an agent and a keeper say to each other on a lane, and the entries and instructions that travel in it.
+
+A lane is one request/reply, `Sync` → `Synced`, on `intertie.v1.up.<site>.<lane>.sync` (the agent says `up.<lane>.sync`; the server puts the
+site's name in). Entries and sealed payloads travel as the exact bytes that were journalled and signed: `msgspec.Raw` and text keep them so.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+import msgspec
+
+from intertie.contracts.base import PREFIX, Contract, Instant, NonNegative, Positive, Text
+from intertie.contracts.job import Attribution, Cause, JobSpec, ResultRef
+from intertie.contracts.site import PoolInventory, PoolProfile
+from intertie.ids import (
+    AttemptId,
+    DeviceId,
+    Digest,
+    InstructionId,
+    JobId,
+    JournalId,
+    PoolName,
+    SessionId,
+    SiteName,
+    TenantName,
+)
+
+LINK_VERSION = 1
+
+
+class Lane(StrEnum):
+    """The three keepers an agent speaks to."""
+
+    REGISTRY = "registry"
+    SCHEDULER = "scheduler"
+    METERING = "metering"
+
+
+def sync_subject(site: SiteName | str, lane: Lane) -> str:
+    """Where the keeper listens; `*` for every site."""
+    return f"{PREFIX}.up.{site}.{lane}.sync"
+
+
+def local_sync_subject(lane: Lane) -> str:
+    """Where the agent, in its own account, speaks."""
+    return f"up.{lane}.sync"
+
+
+class Sealed(Contract, frozen=True, kw_only=True):
+    """Exact bytes and a signature over them. `payload` is JSON text; verify before parsing."""
+
+    payload: str
+    signer: str
+    """Public key (nkey form) of the site (`A…`/`U…`) or name of the service that signed."""
+    signature: str
+    """Ed25519 over the UTF-8 bytes of `payload`, base64url without padding."""
+
+
+class Clocks(Contract, frozen=True, kw_only=True):
+    """A host's clocks, read together at the sending of a sync."""
+
+    utc: Instant
+    boot_s: float
+    kernel_boot: str
+
+
+# --- entries: what the site says -------------------------------------------------------------------------------------------------------
+
+
+class EntryBase(Contract, frozen=True, kw_only=True, tag_field="kind"):
+    """One journalled fact. `seq` is gapless per lane; `at` is the site's wall clock when it was journalled."""
+
+    seq: Positive
+    at: Instant
+    islanded: bool = False
+    """True if the lane was silent when this happened."""
+
+
+class AttemptEntry(EntryBase, frozen=True, kw_only=True):
+    """A fact about one attempt. The triple (attempt, epoch, generation) names it beyond doubt."""
+
+    attempt: AttemptId
+    job: JobId
+    epoch: NonNegative
+    generation: NonNegative
+
+
+class Claimed(AttemptEntry, frozen=True, kw_only=True, tag="claimed"):
+    """The site takes the offer and has reserved its devices. It acts only on the go."""
+
+    devices: list[DeviceId]
+
+
+class OfferRefused(AttemptEntry, frozen=True, kw_only=True, tag="refused"):
+    """The site does not take the offer. `fault` false (`device_busy`, `displaced`) costs the site nothing."""
+
+    code: str
+    text: Text
+    fault: bool
+
+
+class NotStarted(AttemptEntry, frozen=True, kw_only=True, tag="not_started"):
+    """A claimed attempt was given up before it started (too late, withdrawn, stopped, rebooted): it has no process and never will."""
+
+    code: str
+    text: Text
+
+
+class Staging(AttemptEntry, frozen=True, kw_only=True, tag="staging"):
+    """The go is here; work is being fetched."""
+
+
+class Started(AttemptEntry, frozen=True, kw_only=True, tag="started"):
+    """The job's process exists. `started` is the supervisor's record just before exec."""
+
+    started: Instant
+    devices: list[DeviceId]
+    native_id: str
+    account: str
+    clock_offset_s: float = 0.0
+    """Estimate of hub minus site wall clock that anchors this attempt, and its error."""
+    clock_error_s: float = 0.0
+
+
+class Ended(AttemptEntry, frozen=True, kw_only=True, tag="ended"):
+    """Every process of the attempt was seen gone. Carries the counts that make its metering complete."""
+
+    outcome: Annotated[str, msgspec.Meta(pattern="^(succeeded|failed|cancelled|unknown)$")]
+    cause: Cause | None
+    """Whose doing a failure was; None when it succeeded."""
+    exit_code: int | None
+    """None if no exit code exists (never executed, or its supervisor was lost)."""
+    signal: int | None
+    reason: Text
+    started: Instant | None
+    ended: Instant
+    ran_us: NonNegative
+    """CLOCK_BOOTTIME between start and end, in microseconds."""
+    segments: NonNegative
+    quantity_milli_us: NonNegative
+    """Sum over segments of thousandths × microseconds."""
+    last_metering_seq: NonNegative
+    result: ResultRef | None = None
+    """Outputs kept at the site until the gateway holds them; the job is `finishing` until `ResultStored`."""
+    log_bytes: NonNegative = 0
+    log_tail: Text = ""
+    cpu_user_s: float = 0.0
+    cpu_system_s: float = 0.0
+    max_rss_kib: NonNegative = 0
+
+
+class ResultStored(AttemptEntry, frozen=True, kw_only=True, tag="result_stored"):
+    """The attempt's outputs are at the gateway, or could not be packed (`result` None, with the reason)."""
+
+    result: ResultRef | None
+    text: Text = ""
+
+
+class StopAnswered(AttemptEntry, frozen=True, kw_only=True, tag="stop_answered"):
+    """A stop reached the site. `unknown_attempt` leaves a tombstone: that attempt will be refused if it is ever offered."""
+
+    answer: Annotated[str, msgspec.Meta(pattern="^(stopping|already_ended|not_started|unknown_attempt)$")]
+    instruction: InstructionId
+
+
+class SettingsApplied(EntryBase, frozen=True, kw_only=True, tag="settings_applied"):
+    """The site works by this settings revision from now on."""
+
+    revision: NonNegative
+
+
+SchedulerEntry = Claimed | OfferRefused | NotStarted | Staging | Started | Ended | ResultStored | StopAnswered | SettingsApplied
+
+
+class SegmentClosed(EntryBase, frozen=True, kw_only=True, tag="segment"):
+    """One usage segment: `sealed.payload` is a `contracts.usage.Segment`, signed with the site's key."""
+
+    sealed: Sealed
+
+
+MeteringEntry = SegmentClosed
+
+
+class Inventory(EntryBase, frozen=True, kw_only=True, tag="inventory"):
+    """What the site's pools hold now. Journalled when it changed; the heartbeat itself is the sync."""
+
+    pools: list[PoolInventory]
+
+
+class ProfileDeclared(EntryBase, frozen=True, kw_only=True, tag="profile"):
+    """The owner declared a pool (new, or a new revision)."""
+
+    profile: PoolProfile
+
+
+RegistryEntry = Inventory | ProfileDeclared
+
+
+# --- instructions: what the hub says, on the scheduler lane ------------------------------------------------------------------------------
+
+
+class OfferBody(Contract, frozen=True, kw_only=True):
+    """All that a site needs to run one attempt; nothing is left to choose at the far end. Travels sealed by the scheduler."""
+
+    job: JobId
+    attempt: AttemptId
+    number: Positive
+    epoch: NonNegative
+    generation: Positive
+    tenant: TenantName
+    site: SiteName
+    pool: PoolName
+    account: str
+    """Mapped local account; empty on a single-user site, where only the owner's own tenant is accepted."""
+    spec: JobSpec
+    env: dict[str, str]
+    """Values go to a 0600 file at the site and to nowhere else."""
+    devices: list[DeviceId]
+    start_within_s: Positive
+    """The go must be taken within this time of sending the sync that brought the offer."""
+    start_by_s: Positive
+    """The run must begin within this time of the go."""
+    attribution: Sealed
+    """A sealed `Attribution`; repeated in every segment."""
+    traceparent: str = ""
+    client_key: str = ""
+
+
+class InstructionBase(Contract, frozen=True, kw_only=True, tag_field="kind"):
+    """One thing the hub asks of a site. Repeated until its answer entry is on disk at the hub."""
+
+    id: InstructionId
+    number: Positive
+    """Per site, compared as (epoch, number) with the site's `instruction_mark`."""
+    epoch: NonNegative
+
+
+class Offer(InstructionBase, frozen=True, kw_only=True, tag="offer"):
+    """Would you run this? Answered by `Claimed` or `OfferRefused`."""
+
+    attempt: AttemptId
+    sealed: Sealed
+
+
+class Go(InstructionBase, frozen=True, kw_only=True, tag="go"):
+    """Your claim is on disk here: start. Answered by `Started`, `NotStarted` or `Ended`."""
+
+    attempt: AttemptId
+    job: JobId
+    generation: Positive
+
+
+class Withdraw(InstructionBase, frozen=True, kw_only=True, tag="withdraw"):
+    """The offer no longer stands, claimed or not. Answered by `NotStarted`, or `Started` if it was too late to say so."""
+
+    attempt: AttemptId
+    job: JobId
+    generation: Positive
+
+
+class Stop(InstructionBase, frozen=True, kw_only=True, tag="stop"):
+    """End this attempt and no other. Answered by `StopAnswered`, then `Ended`."""
+
+    attempt: AttemptId
+    job: JobId
+    generation: Positive
+    reason: Text
+    grace_s: NonNegative = 10
+
+
+class Settle(InstructionBase, frozen=True, kw_only=True, tag="settle"):
+    """The hub holds all of this attempt: its folder may go. Answered by nothing; a repeat is harmless."""
+
+    attempt: AttemptId
+
+
+Instruction = Offer | Go | Withdraw | Stop | Settle
+
+
+class AccountMapping(Contract, frozen=True, kw_only=True):
+    """A tenant's local account at a site."""
+
+    tenant: TenantName
+    account: str
+
+
+class SiteSettings(Contract, frozen=True, kw_only=True):
+    """What a site works by, connected or not. Each part sealed by its keeper."""
+
+    revision: NonNegative
+    site: SiteName
+    mappings: list[AccountMapping] = []
+    cordoned_pools: list[PoolName] = []
+    telemetry_beat_s: float = 1.0
+    lane_beat_s: float = 5.0
+
+
+# --- the exchange ------------------------------------------------------------------------------------------------------------------------
+
+
+class Sync(Contract, frozen=True, kw_only=True):
+    """agent → keeper. `entries` start at `first_seq` and continue the chain whose digest is `digest_before`."""
+
+    v: Positive = LINK_VERSION
+    site: SiteName
+    session: SessionId
+    """New at each start of the agent."""
+    lane: Lane
+    nonce: Positive
+    """New for each try; the answer repeats it."""
+    taken_nonce: NonNegative
+    """The last answer taken: shows the keeper that its answers arrive."""
+    journal: JournalId
+    first_seq: Positive
+    digest_before: Digest
+    entries: list[msgspec.Raw]
+    at_head: bool
+    """True if nothing is left to send after these entries."""
+    running: list[AttemptId] | None = None
+    """At head only: every attempt that holds devices, as of the last entry."""
+    instruction_mark: NonNegative = 0
+    instruction_epoch: NonNegative = 0
+    settings_revision: NonNegative = 0
+    clocks: Clocks
+
+
+class LaneState(StrEnum):
+    """What a keeper makes of a site's journal."""
+
+    OK = "ok"
+    BEHIND = "behind"
+    """Send again from `ack_through + 1`."""
+    FORKED = "forked"
+    AGENT_RESTORED = "agent_restored"
+    HUB_RESTORED = "hub_restored"
+    SUPERSEDED = "superseded"
+    BUSY = "busy"
+
+
+class Synced(Contract, frozen=True, kw_only=True):
+    """keeper → agent, after the commit."""
+
+    nonce: Positive
+    state: LaneState = LaneState.OK
+    ack_through: NonNegative
+    safe_through: NonNegative
+    instructions: list[Instruction] = []
+    more: bool = False
+    lease_s: NonNegative = 0
+    epoch: NonNegative
+    settings: Sealed | None = None
+    """Sent when the site's revision is older."""
+    settings_revision: NonNegative = 0
+    clock: Instant
+    quarantined: NonNegative = 0
+    """Entries of this site that the keeper holds but cannot interpret."""
+
+
+# --- ask: read-only questions ------------------------------------------------------------------------------------------------------------
+
+
+class AskLog(Contract, frozen=True, kw_only=True, tag_field="kind", tag="log"):
+    """Bytes of an attempt's log from `offset`."""
+
+    attempt: AttemptId
+    offset: NonNegative = 0
+    limit: Annotated[int, msgspec.Meta(ge=1, le=262_144)] = 65_536
+
+
+class AskStatus(Contract, frozen=True, kw_only=True, tag_field="kind", tag="status"):
+    """How the site is now."""
+
+
+class Ask(Contract, frozen=True, kw_only=True):
+    """hub → site on `down.ask` (`intertie.v1.down.<site>.ask`); losing it costs an answer."""
+
+    id: str
+    question: AskLog | AskStatus
+
+
+class LogChunk(Contract, frozen=True, kw_only=True, tag_field="kind", tag="log"):
+    """Whole characters only: `offset` may be later than asked, `next_offset` is where to go on."""
+
+    attempt: AttemptId
+    offset: NonNegative
+    next_offset: NonNegative
+    text: str
+    total: NonNegative
+    ended: bool
+    """True if no more will ever come."""
+
+
+class SiteStatus(Contract, frozen=True, kw_only=True, tag_field="kind", tag="status"):
+    """A site's own view of itself."""
+
+    site: SiteName
+    agent_started: Instant
+    islanded_since: Instant | None
+    running: list[AttemptId]
+    waiting: NonNegative
+    journal_entries: NonNegative
+    version: str
+
+
+class AskRefused(Contract, frozen=True, kw_only=True, tag_field="kind", tag="refused"):
+    """The question has no answer here."""
+
+    code: str
+    text: Text
+
+
+class Answer(Contract, frozen=True, kw_only=True):
+    """site → hub on `up.answer` (`intertie.v1.up.<site>.answer`)."""
+
+    id: str
+    answer: LogChunk | SiteStatus | AskRefused
+
+
+def ask_subject(site: SiteName | str) -> str:
+    return f"{PREFIX}.down.{site}.ask"
+
+
+def nudge_subject(site: SiteName | str) -> str:
+    """An empty message here asks the site for an early sync of every lane."""
+    return f"{PREFIX}.down.{site}.nudge"
+
+
+def answer_subject(site: SiteName | str) -> str:
+    return f"{PREFIX}.up.{site}.answer"
+
+
+__all__ = ["Attribution"]  # re-exported for those who open a seal

@@ -1,0 +1,234 @@
+"""Sites and pools: what the registry keeps and tells."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, ClassVar
+
+import msgspec
+
+from intertie.contracts.base import Contract, Event, Instant, NonNegative, Positive, Text
+from intertie.ids import DeviceId, PoolName, SiteName
+
+
+class SiteKind(StrEnum):
+    SLURM = "slurm"
+    KUBERNETES = "kubernetes"
+    MACHINES = "machines"
+    ENDPOINT = "endpoint"
+
+
+class AccessMode(StrEnum):
+    """managed: the hub decides where work lands. service: the owner decides and promises a capability."""
+
+    MANAGED = "managed"
+    SERVICE = "service"
+
+
+class TaskType(StrEnum):
+    TRAIN = "train"
+    FINE_TUNE = "fine-tune"
+    INFERENCE = "inference"
+    BATCH = "batch"
+
+
+class Phase(StrEnum):
+    """Onboarding phase of a pool."""
+
+    CANDIDATE = "candidate"
+    PILOT = "pilot"
+    PARALLEL = "parallel"
+    PRODUCTION = "production"
+    SUSPENDED = "suspended"
+    CLOSED = "closed"
+
+
+class Freshness(StrEnum):
+    """How old the hub's view of a site is. Only `fresh` gets work; `unknown` says nothing about what runs there."""
+
+    FRESH = "fresh"
+    STALE = "stale"
+    UNKNOWN = "unknown"
+
+
+class DeviceKind(StrEnum):
+    GPU = "gpu"
+    SLOT = "slot"
+
+
+class Device(Contract, frozen=True, kw_only=True):
+    """One thing that is lent whole: a GPU by UUID, or a CPU slot (`slot-N`)."""
+
+    id: DeviceId
+    kind: DeviceKind
+    model: str = ""
+    memory_mib: NonNegative = 0
+    node: str = ""
+
+
+class Lendable(Contract, frozen=True, kw_only=True):
+    """What a pool lends: how many devices at most, and in which hours (empty windows: always)."""
+
+    devices: NonNegative
+    windows: list[str] = []
+    """`HH:MM-HH:MM` in the site's time zone."""
+
+
+class PoolProfile(Contract, frozen=True, kw_only=True):
+    """What the owner declares a pool to be. Accelerator model, count, memory and interconnect are mandatory for a pool of GPUs."""
+
+    pool: PoolName
+    mode: AccessMode = AccessMode.MANAGED
+    accelerator: str
+    """GPU model, such as `A100-SXM4-80GB`; `none` for a pool of CPU slots, said on purpose."""
+    count: Positive
+    """Devices in the pool: GPUs, or CPU slots where accelerator is `none`."""
+    memory_mib: NonNegative
+    """Memory of one accelerator; of the node where accelerator is `none`."""
+    interconnect: Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
+    """`nvlink`, `pcie`, `infiniband` …; `none` said on purpose."""
+    task_types: Annotated[list[TaskType], msgspec.Meta(min_length=1)]
+    lendable: Lendable
+    storage: str = ""
+    revision: NonNegative = 0
+    declared_by: str = ""
+
+
+class DeviceState(StrEnum):
+    """free · ours: held by a federation job · local: held by the owner's own work through us ·
+    foreign: busy with processes that are not ours · lost: fell off the bus · unknown: could not be read."""
+
+    FREE = "free"
+    OURS = "ours"
+    LOCAL = "local"
+    FOREIGN = "foreign"
+    LOST = "lost"
+    UNKNOWN = "unknown"
+
+
+class DeviceObserved(Contract, frozen=True, kw_only=True):
+    """A device and what holds it, as the site saw it."""
+
+    device: Device
+    state: DeviceState
+
+
+class PoolInventory(Contract, frozen=True, kw_only=True):
+    """A pool as the site sees it."""
+
+    pool: PoolName
+    devices: list[DeviceObserved]
+    running: NonNegative
+    waiting: NonNegative
+    accepting: bool = True
+    """False while the owner has paused lending."""
+
+
+class PoolRecord(Contract, frozen=True, kw_only=True):
+    """All that the registry knows of a pool; freshness and its age stand beside, never inside, the facts."""
+
+    site: SiteName
+    pool: PoolName
+    kind: SiteKind
+    profile: PoolProfile
+    phase: Phase
+    cordoned: bool
+    draining: bool
+    cordon_reason: Text
+    freshness: Freshness
+    last_heard: Instant | None
+    inventory: PoolInventory | None
+    """Last known; its age is that of `inventory_at`."""
+    inventory_at: Instant | None
+    version: Positive
+
+
+class SiteRecord(Contract, frozen=True, kw_only=True):
+    """A joined site."""
+
+    site: SiteName
+    kind: SiteKind
+    title: str
+    owner: str
+    single_user: bool
+    """The agent is not root: jobs run as its own user, and only the owner's own tenant is accepted."""
+    owner_tenant: str
+    freshness: Freshness
+    joined_at: Instant
+    last_heard: Instant | None
+    hears_us: bool
+    """Our answers arrive there: the taken nonce moves."""
+    clock_offset_s: float | None
+    agent_version: str
+    version: Positive
+
+
+class PoolChanged(Event, frozen=True, kw_only=True):
+    """A pool's record is now this."""
+
+    TYPE: ClassVar[str] = "io.intertie.pool.changed.v1"
+    SERVICE: ClassVar[str] = "registry"
+
+    record: PoolRecord
+
+    @property
+    def entity(self) -> str:
+        return f"{self.record.site}/{self.record.pool}"
+
+    @property
+    def site_token(self) -> str:
+        return self.record.site
+
+
+class SiteChanged(Event, frozen=True, kw_only=True):
+    """A site's record is now this (joined, freshness changed, drained …)."""
+
+    TYPE: ClassVar[str] = "io.intertie.site.changed.v1"
+    SERVICE: ClassVar[str] = "registry"
+
+    record: SiteRecord
+    cause: Text = ""
+
+    @property
+    def entity(self) -> str:
+        return self.record.site
+
+    @property
+    def site_token(self) -> str:
+        return self.record.site
+
+
+class SitesQuery(Contract, frozen=True, kw_only=True):
+    """`qry.registry.sites`: sites and pools, those that fit the given capability only."""
+
+    site: SiteName | None = None
+    accelerator: str | None = None
+    task_type: TaskType | None = None
+
+
+class SitesReply(Contract, frozen=True, kw_only=True):
+    sites: list[SiteRecord]
+    pools: list[PoolRecord]
+
+
+class RegisterSite(Contract, frozen=True, kw_only=True):
+    """`cmd.registry.register_site`: identity tells the registry that a site has joined (idempotent by site)."""
+
+    site: SiteName
+    kind: SiteKind
+    title: str
+    owner: str
+    single_user: bool
+    owner_tenant: str
+    agent_version: str
+    pools: list[PoolProfile]
+
+
+class CordonPool(Contract, frozen=True, kw_only=True):
+    """`cmd.registry.cordon`: no new work for a pool (or the whole site); `drain` also waits for what runs to end. `on` false lifts it."""
+
+    site: SiteName
+    pool: PoolName | None = None
+    on: bool = True
+    drain: bool = False
+    reason: Text

@@ -1,0 +1,78 @@
+"""Ids: distinct types, minted here and nowhere else.
+
+A minted id is a prefix and a version-7 UUID in lower-case base 32 (`job-06f3…`): it sorts by creation, names its kind to a reader, and is
+always a legal NATS subject token and file name. Names that people choose (site, tenant, pool) are checked by `name()` to the same alphabet.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from typing import NewType
+
+from uuid_utils import uuid7
+
+from intertie.errors import Refused
+
+JobId = NewType("JobId", str)
+AttemptId = NewType("AttemptId", str)
+RoundId = NewType("RoundId", str)
+SiteName = NewType("SiteName", str)
+PoolName = NewType("PoolName", str)
+"""Unique inside its site; `site/pool` names a pool to people."""
+TenantName = NewType("TenantName", str)
+PrincipalId = NewType("PrincipalId", str)
+DeviceId = NewType("DeviceId", str)
+"""GPU UUID, or `slot-N` for a CPU slot. Unique inside its pool."""
+EventId = NewType("EventId", str)
+SegmentId = NewType("SegmentId", str)
+SpecId = NewType("SpecId", str)
+StatementId = NewType("StatementId", str)
+IncidentId = NewType("IncidentId", str)
+TokenId = NewType("TokenId", str)
+JournalId = NewType("JournalId", str)
+SessionId = NewType("SessionId", str)
+InstructionId = NewType("InstructionId", str)
+Digest = NewType("Digest", str)
+"""`sha256:` and 64 hex digits, of the exact bytes."""
+
+NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?\Z")
+RESERVED = frozenset({"hub", "local", "all", "none", "unknown", "intertie"})
+
+
+def mint(prefix: str) -> str:
+    """A new id such as `job-06f3c1…`: prefix, dash, 26 characters of base 32."""
+    return f"{prefix}-{base64.b32hexencode(uuid7().bytes).decode('ascii').rstrip('=').lower()}"
+
+
+def new_job() -> JobId:
+    return JobId(mint("job"))
+
+
+def new_attempt() -> AttemptId:
+    return AttemptId(mint("att"))
+
+
+def new_event() -> EventId:
+    return EventId(mint("evt"))
+
+
+def name(text: str, what: str) -> str:
+    """`text` if it may name a `what` (site, tenant, pool …); refused with the rule otherwise.
+
+    Names become subject tokens, file names and local accounts, so the alphabet is closed: 1–63 of a–z, 0–9 and inner dashes.
+    """
+    if not NAME.match(text):
+        raise Refused(
+            "name.invalid",
+            f"{what} {text[:80]!r} is not a name: use 1 to 63 of a-z, 0-9 and '-', not at either end",
+        )
+    if text in RESERVED:
+        raise Refused("name.reserved", f"{what} {text!r} is a reserved word; choose another name")
+    return text
+
+
+def digest(data: bytes) -> Digest:
+    """The digest of exactly these bytes."""
+    return Digest(f"sha256:{hashlib.sha256(data).hexdigest()}")
