@@ -1,0 +1,97 @@
+"""Directives of job scripts: what they ask for, and what is told about those that were not taken."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from intertie.contracts.job import OnSilence, Resources
+from intertie.contracts.site import TaskType
+from intertie.errors import Refused
+from intertie.jobfile import parse_memory_mib, parse_script, parse_wall
+
+SCRIPT = """#!/bin/bash
+#SBATCH --job-name=train-7b
+#SBATCH -t 1-02:00:00
+#SBATCH --nodes=2 --gres=gpu:a100:4
+#SBATCH --partition gpu
+#SBATCH --hint=nomultithread
+#INTERTIE --gpu-memory 80G --outputs "out/*.pt metrics.json"
+#INTERTIE --task-type=train --if-site-silent rerun
+
+python train.py
+#SBATCH --time=5
+"""
+
+
+def test_an_existing_sbatch_script_is_accepted_unchanged() -> None:
+    job = parse_script(SCRIPT)
+    assert job.spec.script == SCRIPT
+    assert job.spec.name == "train-7b"
+    assert job.spec.wall_s == 26 * 3_600
+    assert job.spec.resources == Resources(gpus=8, gpu_model="a100", gpu_memory_mib=80 * 1024)
+    assert job.spec.outputs == ["out/*.pt", "metrics.json"]
+    assert job.spec.task_type is TaskType.TRAIN
+    assert (job.spec.on_silence, job.spec.restartable) == (OnSilence.RERUN, True)
+
+
+def test_directives_that_are_not_taken_are_told_with_their_line() -> None:
+    told = {w.line: w.text for w in parse_script(SCRIPT).warnings}
+    assert told.keys() == {5, 6}
+    assert "--pool" in told[5]
+    assert "--hint is not known here" in told[6]
+
+
+def test_directives_end_at_the_first_command() -> None:
+    assert parse_script("#!/bin/sh\nhostname\n#SBATCH --gpus=8\n").spec.resources.gpus == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("30", 1_800), ("1:30", 90), ("1:30:00", 5_400), ("2-0", 172_800), ("1-12:30", 131_400), ("0-00:00:05", 5)],
+)
+def test_time_limits_are_read_as_slurm_reads_them(text: str, seconds: int) -> None:
+    assert parse_wall(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "0", "abc", "1:2:3:4", "-5", "UNLIMITED", "1.5"])
+def test_what_is_no_time_limit_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="time"):
+        parse_wall(text)
+
+
+@pytest.mark.parametrize(("text", "mib"), [("512", 512), ("40G", 40_960), ("1T", 1_048_576), ("2048K", 2), ("80GiB", 81_920)])
+def test_memory_is_read_with_its_unit(text: str, mib: int) -> None:
+    assert parse_memory_mib(text) == mib
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "#SBATCH --time=soon",
+        "#SBATCH --gres=fpga:2",
+        "#SBATCH --nodes=0",
+        '#SBATCH --job-name="open',
+        "#INTERTIE --task-type dance",
+        "#SBATCH loose",
+    ],
+)
+def test_a_directive_that_cannot_be_read_is_a_warning_and_changes_nothing(line: str) -> None:
+    job = parse_script(f"#!/bin/sh\n{line}\nhostname\n")
+    assert [w.line for w in job.warnings] == [2]
+    assert job.spec.resources == Resources()
+    assert job.spec.wall_s == 3_600
+
+
+def test_an_empty_script_is_refused() -> None:
+    with pytest.raises(Refused, match="jobfile.empty"):
+        parse_script(" \n")
+
+
+@given(st.text(max_size=400))
+def test_no_text_makes_the_reader_fail(text: str) -> None:
+    try:
+        parse_script("#SBATCH " + text)
+    except Refused:
+        pass
