@@ -1,0 +1,309 @@
+"""The HTTP API as one table: which path asks which endpoint, and how the request is built from path, query and body.
+
+The OpenAPI document is generated from this table, so what is served and what is documented cannot differ. Paths that carry bytes or pages
+(objects, results, the job's page) are in `objects` and `pages`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any, TypeVar
+
+import msgspec
+
+from intertie.contracts import endpoints as e
+from intertie.contracts.base import Contract, Empty, NonNegative, Text, decode
+from intertie.contracts.endpoints import Endpoint
+from intertie.contracts.identity import (
+    AuditQuery,
+    CreateTenant,
+    CreateToken,
+    InviteSite,
+    JoinSite,
+    MapAccount,
+    RevokeToken,
+)
+from intertie.contracts.incident import AcknowledgeIncident, CloseIncident, IncidentsQuery, IncidentState
+from intertie.contracts.job import CancelJob, JobQuery, JobSpec, JobsQuery, JobState, LogsQuery, SetQuota, SubmitJob
+from intertie.contracts.site import CordonPool, DeviceKind, SitesQuery, TaskType
+from intertie.contracts.usage import AgreeSpec, SetAllowance, SpecsQuery, StatementQuery
+from intertie.errors import Refused
+from intertie.ids import AttemptId, IncidentId, JobId, PoolName, SiteName, TenantName, TokenId, mint
+
+C = TypeVar("C", bound=Contract)
+
+
+class SubmitBody(Contract, frozen=True, kw_only=True):
+    """A job to run. `Idempotency-Key` makes a repeat safe; `tenant` is yours unless you may act for others."""
+
+    spec: JobSpec
+    env: dict[str, str] = {}
+    tenant: TenantName | None = None
+    dry_run: bool = False
+
+
+class CancelBody(Contract, frozen=True, kw_only=True):
+    reason: Text = ""
+
+
+class CordonBody(Contract, frozen=True, kw_only=True):
+    """`on` false lifts it; without a pool the whole site."""
+
+    pool: PoolName | None = None
+    on: bool = True
+    drain: bool = False
+    reason: Text
+
+
+class MappingBody(Contract, frozen=True, kw_only=True):
+    """The local account; null removes the mapping."""
+
+    account: str | None
+
+
+class AllowanceBody(Contract, frozen=True, kw_only=True):
+    """Null: without limit."""
+
+    amount: Decimal | None
+
+
+class QuotaBody(Contract, frozen=True, kw_only=True):
+    site: SiteName | None = None
+    kind: DeviceKind
+    limit: NonNegative | None
+
+
+class CloseBody(Contract, frozen=True, kw_only=True):
+    reason: str
+
+
+class RevokeBody(Contract, frozen=True, kw_only=True):
+    reason: Text = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What a request brought: path and query as text, the body as bytes, who asks."""
+
+    path: Mapping[str, str]
+    query: Mapping[str, str]
+    body: bytes
+    idempotency_key: str
+    tenant: TenantName | None
+
+    def parse(self, kind: type[C]) -> C:
+        """The body as a contract; `contract.invalid` names the place."""
+        return decode(self.body or b"{}", kind, what="the request body")
+
+    def number(self, name: str, default: int, *, low: int = 0, high: int = 1_000_000_000_000) -> int:
+        """A whole number of the query."""
+        text = self.query.get(name, "")
+        if not text:
+            return default
+        if not text.isascii() or not text.isdigit() or not low <= int(text) <= high:
+            raise Refused("http.query", f"query parameter {name}={text[:40]!r} is not a whole number from {low} to {high}")
+        return int(text)
+
+    def choice(self, name: str, kind: type[JobState] | type[IncidentState] | type[TaskType]) -> Any:
+        """One word of a closed set, or None."""
+        text = self.query.get(name, "")
+        try:
+            return kind(text) if text else None
+        except ValueError:
+            raise Refused("http.query", f"query parameter {name}={text[:40]!r} is none of: {', '.join(kind)}") from None
+
+    def own_tenant(self, asked: TenantName | str | None) -> TenantName:
+        """The tenant acted for: the one asked for, else the caller's."""
+        chosen = asked or self.tenant
+        if not chosen:
+            raise Refused("http.tenant", "no tenant is named, and your token belongs to none", next_step="name a tenant")
+        return TenantName(chosen)
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One row of the API."""
+
+    method: str
+    path: str
+    endpoint: Endpoint[Any, Any]
+    build: Callable[[Parts], Contract]
+    summary: str
+    body: type[Contract] | None = None
+    query: tuple[str, ...] = ()
+    status: int = 200
+    anonymous: bool = False
+
+
+def _submit(p: Parts) -> SubmitJob:
+    body = p.parse(SubmitBody)
+    return SubmitJob(
+        tenant=p.own_tenant(body.tenant),
+        spec=body.spec,
+        env=body.env,
+        client_key=p.idempotency_key or mint("key"),
+        dry_run=body.dry_run,
+    )
+
+
+def _jobs(p: Parts) -> JobsQuery:
+    state = p.choice("state", JobState)
+    return JobsQuery(
+        tenant=TenantName(p.query["tenant"]) if p.query.get("tenant") else None,
+        states=[state] if state else [],
+        site=SiteName(p.query["site"]) if p.query.get("site") else None,
+        limit=p.number("limit", 100, low=1, high=1_000),
+        after=JobId(p.query["after"]) if p.query.get("after") else None,
+    )
+
+
+def _job(p: Parts) -> JobQuery:
+    return JobQuery(job=JobId(p.path["job"]))
+
+
+def _logs(p: Parts) -> LogsQuery:
+    attempt = p.query.get("attempt")
+    return LogsQuery(
+        job=JobId(p.path["job"]),
+        attempt=AttemptId(attempt) if attempt else None,
+        offset=p.number("offset", 0),
+        limit=p.number("limit", 65_536, low=1, high=262_144),
+    )
+
+
+def _cordon(p: Parts) -> CordonPool:
+    body = p.parse(CordonBody)
+    return CordonPool(site=SiteName(p.path["site"]), pool=body.pool, on=body.on, drain=body.drain, reason=body.reason)
+
+
+def _sites(p: Parts) -> SitesQuery:
+    return SitesQuery(
+        site=SiteName(p.query["site"]) if p.query.get("site") else None,
+        accelerator=p.query.get("accelerator") or None,
+        task_type=p.choice("task_type", TaskType),
+    )
+
+
+def _quota(p: Parts) -> SetQuota:
+    body = p.parse(QuotaBody)
+    return SetQuota(tenant=TenantName(p.path["tenant"]), site=body.site, kind=body.kind, limit=body.limit)
+
+
+def _incidents(p: Parts) -> IncidentsQuery:
+    return IncidentsQuery(
+        state=p.choice("state", IncidentState),
+        site=SiteName(p.query["site"]) if p.query.get("site") else None,
+        limit=p.number("limit", 100, low=1, high=1_000),
+    )
+
+
+def _audit(p: Parts) -> AuditQuery:
+    before = p.number("before", 0)
+    return AuditQuery(limit=p.number("limit", 100, low=1, high=1_000), before=before or None)
+
+
+def _mapping(p: Parts) -> MapAccount:
+    return MapAccount(tenant=TenantName(p.path["tenant"]), site=SiteName(p.path["site"]), account=p.parse(MappingBody).account)
+
+
+def _empty(p: Parts) -> Empty:
+    return Empty()
+
+
+ROUTES: tuple[Route, ...] = (
+    Route("POST", "/v1/join", e.JOIN, lambda p: p.parse(JoinSite), "Join a site by its one-time token", JoinSite, anonymous=True),
+    Route("POST", "/v1/jobs", e.SUBMIT, _submit, "Submit a job", SubmitBody, status=201),
+    Route("GET", "/v1/jobs", e.JOBS, _jobs, "Jobs, newest first", query=("tenant", "state", "site", "limit", "after")),
+    Route("GET", "/v1/jobs/{job}", e.JOB, _job, "One job"),
+    Route("GET", "/v1/jobs/{job}/story", e.STORY, _job, "All that happened to a job, with its evidence"),
+    Route("GET", "/v1/jobs/{job}/logs", e.LOGS, _logs, "Bytes of a job's log", query=("attempt", "offset", "limit")),
+    Route(
+        "POST",
+        "/v1/jobs/{job}/cancel",
+        e.CANCEL,
+        lambda p: CancelJob(job=JobId(p.path["job"]), reason=p.parse(CancelBody).reason),
+        "Cancel a job: a lasting intent",
+        CancelBody,
+    ),
+    Route("GET", "/v1/sites", e.SITES, _sites, "Sites and pools, by capability", query=("site", "accelerator", "task_type")),
+    Route("POST", "/v1/sites/{site}/cordon", e.CORDON, _cordon, "No new work for a site or pool, or lift it", CordonBody),
+    Route(
+        "POST", "/v1/invitations", e.INVITE_SITE, lambda p: p.parse(InviteSite), "Invite a site: a one-time token", InviteSite, status=201
+    ),
+    Route("GET", "/v1/tenants", e.TENANTS, _empty, "Tenants"),
+    Route("POST", "/v1/tenants", e.CREATE_TENANT, lambda p: p.parse(CreateTenant), "Create a tenant", CreateTenant, status=201),
+    Route("GET", "/v1/mappings", e.MAPPINGS, _empty, "Which local account a tenant becomes at which site"),
+    Route("PUT", "/v1/tenants/{tenant}/mappings/{site}", e.MAP_ACCOUNT, _mapping, "Map a tenant to a local account", MappingBody),
+    Route(
+        "PUT",
+        "/v1/tenants/{tenant}/allowance",
+        e.SET_ALLOWANCE,
+        lambda p: SetAllowance(tenant=TenantName(p.path["tenant"]), amount=p.parse(AllowanceBody).amount),
+        "What the scheduler may spend for a tenant",
+        AllowanceBody,
+    ),
+    Route("GET", "/v1/quotas", e.QUOTAS, _empty, "Quotas"),
+    Route("PUT", "/v1/tenants/{tenant}/quota", e.SET_QUOTA, _quota, "How many devices a tenant may hold at once", QuotaBody),
+    Route("GET", "/v1/tokens", e.TOKENS, _empty, "Tokens, without their secrets"),
+    Route(
+        "POST",
+        "/v1/tokens",
+        e.CREATE_TOKEN,
+        lambda p: p.parse(CreateToken),
+        "Create a token; its secret is shown once",
+        CreateToken,
+        status=201,
+    ),
+    Route(
+        "POST",
+        "/v1/tokens/{token}/revoke",
+        e.REVOKE_TOKEN,
+        lambda p: RevokeToken(id=TokenId(p.path["token"]), reason=p.parse(RevokeBody).reason),
+        "Revoke a token",
+        RevokeBody,
+    ),
+    Route("GET", "/v1/meter-specs", e.SPECS, lambda p: SpecsQuery(party=p.query.get("party", "")), "Agreed meter specs", query=("party",)),
+    Route(
+        "POST",
+        "/v1/meter-specs",
+        e.AGREE_SPEC,
+        lambda p: p.parse(AgreeSpec),
+        "Agree a meter spec, or its next revision",
+        AgreeSpec,
+        status=201,
+    ),
+    Route("GET", "/v1/ledger/check", e.LEDGER_CHECK, _empty, "The ledger's own proof"),
+    Route("GET", "/v1/incidents", e.INCIDENTS, _incidents, "Incidents, newest first", query=("state", "site", "limit")),
+    Route(
+        "POST",
+        "/v1/incidents/{incident}/acknowledge",
+        e.ACKNOWLEDGE_INCIDENT,
+        lambda p: AcknowledgeIncident(incident=IncidentId(p.path["incident"])),
+        "Take an incident",
+    ),
+    Route(
+        "POST",
+        "/v1/incidents/{incident}/close",
+        e.CLOSE_INCIDENT,
+        lambda p: _close(p),
+        "Close an incident with a reason",
+        CloseBody,
+    ),
+    Route("GET", "/v1/audit/registry", e.REGISTRY_AUDIT, _audit, "Audit rows", query=("limit", "before")),
+    Route("GET", "/v1/audit/scheduler", e.SCHEDULER_AUDIT, _audit, "Audit rows", query=("limit", "before")),
+    Route("GET", "/v1/audit/metering", e.METERING_AUDIT, _audit, "Audit rows", query=("limit", "before")),
+    Route("GET", "/v1/audit/identity", e.IDENTITY_AUDIT, _audit, "Audit rows", query=("limit", "before")),
+    Route("GET", "/v1/audit/incident", e.INCIDENT_AUDIT, _audit, "Audit rows", query=("limit", "before")),
+)
+
+
+def _close(p: Parts) -> CloseIncident:
+    request: CloseIncident = msgspec.convert({"incident": p.path["incident"], "reason": p.parse(CloseBody).reason.strip()}, CloseIncident)
+    return request
+
+
+def statement_query(p: Parts) -> StatementQuery:
+    """`GET /v1/statements`: also answered as CSV, hence outside the table."""
+    return StatementQuery(tenant=p.own_tenant(p.query.get("tenant")), period=p.query.get("period", ""))
