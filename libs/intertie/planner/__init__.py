@@ -1,0 +1,46 @@
+"""Placement as a pure function: `plan(snapshot, now) -> Plan(decisions, report)`.
+
+`model` holds what goes in and comes out, `rules` the ordered ladder of reasons why a pool does not take a job, `fit` the choice of devices,
+`place` the round itself, `check` an independent second look at a finished plan. The scheduler loads, saves and publishes; nothing here
+knows a clock, a network or a disk.
+"""
+
+from __future__ import annotations
+
+from intertie.planner.check import objections
+from intertie.planner.model import (
+    Budget,
+    Decision,
+    DeviceView,
+    Holding,
+    Plan,
+    PoolView,
+    QueuedJob,
+    Report,
+    Snapshot,
+    Verdict,
+)
+from intertie.planner.place import canonical, plan
+from intertie.planner.prices import cost_ceiling, spec_in_force
+from intertie.planner.suit import Suitability, never_fits, suitability
+
+__all__ = [
+    "Budget",
+    "Decision",
+    "DeviceView",
+    "Holding",
+    "Plan",
+    "PoolView",
+    "QueuedJob",
+    "Report",
+    "Snapshot",
+    "Suitability",
+    "Verdict",
+    "canonical",
+    "cost_ceiling",
+    "never_fits",
+    "objections",
+    "plan",
+    "spec_in_force",
+    "suitability",
+]

@@ -1,0 +1,157 @@
+"""What a planning round is given and what it gives back. All of it is immutable; tuples, so that a snapshot can be hashed and replayed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from decimal import Decimal
+
+from intertie.contracts.identity import MappingRecord
+from intertie.contracts.job import QuotaRecord, Rejection, Resources, WaitReason
+from intertie.contracts.site import DeviceKind, DeviceState, Freshness, Phase, PoolProfile, TaskType
+from intertie.contracts.usage import MeterSpec
+from intertie.ids import AttemptId, DeviceId, JobId, PoolName, SiteName, SpecId, TenantName
+
+# --- in ----------------------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceView:
+    """One device as it may be judged now. `live` is true only for telemetry that was sampled and received within the freshness limit;
+    a device that is not live gets no work, whatever was last known of it (law 2)."""
+
+    id: DeviceId
+    kind: DeviceKind
+    state: DeviceState
+    live: bool
+    node: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolView:
+    """One pool with everything a rule may look at. Reachability stands beside the facts, never inside them."""
+
+    site: SiteName
+    pool: PoolName
+    profile: PoolProfile
+    phase: Phase
+    freshness: Freshness
+    heard: bool
+    """The site was heard on the scheduler lane within the silence limit, and hears our answers."""
+    caught_up: bool
+    """The scheduler lane of the site was at head with this leader, and its journal continues ours."""
+    last_heard: datetime | None
+    cordoned: bool = False
+    draining: bool = False
+    cordon_reason: str = ""
+    accepting: bool = True
+    lending_now: bool = True
+    """Inside one of the owner's lending windows (or there are none)."""
+    single_user: bool = False
+    owner_tenant: str = ""
+    devices: tuple[DeviceView, ...] = ()
+    back_off_until: datetime | None = None
+    back_off_why: str = ""
+
+    @property
+    def name(self) -> str:
+        return f"{self.site}/{self.pool}"
+
+
+@dataclass(frozen=True, slots=True)
+class QueuedJob:
+    """A job that may be placed."""
+
+    job: JobId
+    tenant: TenantName
+    resources: Resources
+    task_type: TaskType
+    wall_s: int
+    queued_at: datetime
+    site: SiteName | None = None
+    pool: PoolName | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """Devices that a live attempt holds, whatever the site last said of them."""
+
+    attempt: AttemptId
+    tenant: TenantName
+    site: SiteName
+    pool: PoolName
+    kind: DeviceKind
+    devices: tuple[DeviceId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """What a tenant may still spend by its allowance. `amount` None is without limit."""
+
+    tenant: TenantName
+    currency: str
+    amount: Decimal | None
+    valid_until: datetime | None
+    committed: Decimal
+    """Spent since the allowance was set, plus the ceiling of what is live (devices × wall-time limit × price)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Everything one round knows. Nothing that is not in here can influence a decision."""
+
+    queue: tuple[QueuedJob, ...]
+    pools: tuple[PoolView, ...]
+    holdings: tuple[Holding, ...] = ()
+    mappings: tuple[MappingRecord, ...] = ()
+    quotas: tuple[QuotaRecord, ...] = ()
+    budgets: tuple[Budget, ...] = ()
+    specs: tuple[MeterSpec, ...] = ()
+
+
+# --- out ---------------------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Offer this job these devices. Nothing is left to choose at the far end."""
+
+    job: JobId
+    tenant: TenantName
+    site: SiteName
+    pool: PoolName
+    kind: DeviceKind
+    devices: tuple[DeviceId, ...]
+    account: str
+    spec: SpecId | None
+    spec_revision: int
+    why: str
+    rejections: tuple[Rejection, ...]
+    """Why not the other pools."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Why one queued job was not placed: the one canonical reason, with every pool's rejection behind it."""
+
+    job: JobId
+    reason: WaitReason
+    text: str
+    position: int
+    """1 is next in the queue."""
+    rejections: tuple[Rejection, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What the round found, for the people who ask why."""
+
+    waiting: tuple[Verdict, ...]
+    not_examined: int
+    """Jobs left for the next round because this one's batch was full."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    decisions: tuple[Decision, ...]
+    report: Report

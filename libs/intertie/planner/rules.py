@@ -1,0 +1,321 @@
+"""The ladder: why a pool does not take a job, asked in this order, the first that applies is told.
+
+The order is that of `WaitReason`: first what can never fit, then whose word is missing, then what is merely not now. So the pool that got
+furthest down the ladder is the one nearest to taking the job, and its reason is the job's canonical wait reason. Each rule answers with
+numbers: what was needed, what was found.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from intertie.contracts.job import Rejection, WaitReason
+from intertie.contracts.site import AccessMode, DeviceKind, DeviceState, Freshness, Phase
+from intertie.planner.model import PoolView, QueuedJob
+from intertie.planner.room import HEALTHY, Room
+
+NO_ACCELERATOR = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What a rule holds against a pool."""
+
+    text: str
+    needed: str = ""
+    found: str = ""
+
+
+Judge = Callable[[QueuedJob, PoolView, Room], Finding | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One rung. `lasting` rules judge what the pool is declared to be: waiting does not change their answer."""
+
+    name: str
+    reason: WaitReason
+    judge: Judge
+    lasting: bool = False
+
+
+def _site_pin(job: QueuedJob, pool: PoolView, _: Room) -> Finding | None:
+    if job.site is not None and job.site != pool.site:
+        return Finding(f"the job names site {job.site}", needed=job.site, found=pool.site)
+    if job.pool is not None and job.pool != pool.pool:
+        return Finding(f"the job names pool {job.pool}", needed=job.pool, found=pool.pool)
+    return None
+
+
+def _access_mode(_: QueuedJob, pool: PoolView, __: Room) -> Finding | None:
+    if pool.profile.mode is not AccessMode.MANAGED:
+        return Finding(
+            "the owner offers a service here and decides alone what runs", needed=AccessMode.MANAGED.value, found=pool.profile.mode.value
+        )
+    return None
+
+
+def _closed(_: QueuedJob, pool: PoolView, __: Room) -> Finding | None:
+    if pool.phase is Phase.CLOSED:
+        return Finding("the pool has left the federation", needed="an open phase", found=pool.phase.value)
+    return None
+
+
+def _task_type(job: QueuedJob, pool: PoolView, _: Room) -> Finding | None:
+    if job.task_type in pool.profile.task_types:
+        return None
+    offered = ", ".join(pool.profile.task_types)
+    return Finding(f"the pool does not take {job.task_type} jobs, it takes: {offered}", needed=job.task_type.value, found=offered)
+
+
+def words_of(model: str) -> frozenset[str]:
+    """The words of a GPU model's name: `A100-SXM4-80GB` → a100, sxm4, 80gb."""
+    return frozenset(re.split(r"[\s_-]+", model.lower())) - {""}
+
+
+def _accelerator_model(job: QueuedJob, pool: PoolView, _: Room) -> Finding | None:
+    """`A100` asks for any A100; `A100-80GB` for one of 80 GB: every word that was asked must be in the pool's model."""
+    declared = pool.profile.accelerator
+    if job.resources.kind is DeviceKind.SLOT:
+        if declared.lower() == NO_ACCELERATOR:
+            return None
+        return Finding(f"a pool of {declared} lends GPUs, not CPU slots", needed="CPU slots", found=declared)
+    wanted = job.resources.gpu_model or ""
+    if declared.lower() == NO_ACCELERATOR:
+        return Finding("the pool has no accelerator", needed=wanted or "a GPU", found=NO_ACCELERATOR)
+    if words_of(wanted) <= words_of(declared):
+        return None
+    return Finding(f"the accelerator here is {declared}", needed=wanted, found=declared)
+
+
+def _accelerator_memory(job: QueuedJob, pool: PoolView, _: Room) -> Finding | None:
+    wanted = job.resources.gpu_memory_mib
+    if job.resources.kind is DeviceKind.SLOT or wanted <= pool.profile.memory_mib:
+        return None
+    return Finding(
+        f"one {pool.profile.accelerator} here has {pool.profile.memory_mib} MiB",
+        needed=f"{wanted} MiB",
+        found=f"{pool.profile.memory_mib} MiB",
+    )
+
+
+def _interconnect(job: QueuedJob, pool: PoolView, _: Room) -> Finding | None:
+    wanted = job.resources.interconnect
+    if wanted is None or wanted.lower() == pool.profile.interconnect.lower():
+        return None
+    return Finding(f"the interconnect here is {pool.profile.interconnect}", needed=wanted, found=pool.profile.interconnect)
+
+
+def _count(job: QueuedJob, pool: PoolView, _: Room) -> Finding | None:
+    wanted, has = job.resources.count, pool.profile.count
+    if wanted <= has:
+        return None
+    return Finding(f"the pool has {has} in all, and a job is never split over pools", needed=str(wanted), found=str(has))
+
+
+def _lent_in_all(job: QueuedJob, pool: PoolView, _: Room) -> Finding | None:
+    wanted, lent = job.resources.count, pool.profile.lendable.devices
+    if wanted <= lent:
+        return None
+    return Finding(f"the owner lends {lent} of {pool.profile.count} at most", needed=str(wanted), found=str(lent))
+
+
+def _mapping(job: QueuedJob, pool: PoolView, room: Room) -> Finding | None:
+    if pool.single_user:
+        if job.tenant == pool.owner_tenant:
+            return None
+        return Finding(
+            f"the agent runs as its owner's own user and takes only tenant {pool.owner_tenant}", needed=job.tenant, found=pool.owner_tenant
+        )
+    if room.accounts.get((pool.site, job.tenant)):
+        return None
+    return Finding(f"tenant {job.tenant} has no local account at {pool.site}", needed="a mapping", found="none")
+
+
+def _quota(job: QueuedJob, pool: PoolView, room: Room) -> Finding | None:
+    broken = room.broken_quota(job, pool.site)
+    if broken is None:
+        return None
+    quota, used = broken
+    where = quota.site or "all sites together"
+    unit = "GPUs" if quota.kind is DeviceKind.GPU else "CPU slots"
+    return Finding(
+        f"quota of tenant {job.tenant} at {where} is {quota.limit} {unit}, {used} in use",
+        needed=str(job.resources.count),
+        found=str(max(quota.limit - used, 0)),
+    )
+
+
+def _price(job: QueuedJob, pool: PoolView, room: Room) -> Finding | None:
+    """A limited allowance cannot be guarded without a price; without a limit nothing needs to be priced beforehand."""
+    budget = room.budgets.get(job.tenant)
+    if budget is None or budget.amount is None or room.ceiling(job, pool) is not None:
+        return None
+    return Finding(f"no agreement with tenant {job.tenant} prices {pool.profile.accelerator}", needed="a price", found="none")
+
+
+def _budget(job: QueuedJob, pool: PoolView, room: Room) -> Finding | None:
+    budget = room.budgets.get(job.tenant)
+    if budget is None or budget.amount is None:
+        return None
+    if budget.valid_until is not None and room.now >= budget.valid_until:
+        return Finding(
+            f"the allowance of tenant {job.tenant} ended at {_clock(budget.valid_until)}", needed="a valid allowance", found="an ended one"
+        )
+    ceiling, left = room.ceiling(job, pool), budget.amount - room.committed[job.tenant]
+    if ceiling is None or ceiling <= left:
+        return None
+    return Finding(
+        f"tenant {job.tenant} may still spend {left:.2f} {budget.currency}, this could cost {ceiling:.2f}",
+        needed=f"{ceiling:.2f} {budget.currency}",
+        found=f"{left:.2f} {budget.currency}",
+    )
+
+
+def _clock(at: datetime) -> str:
+    return at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _since(pool: PoolView) -> str:
+    return f"last heard {_clock(pool.last_heard)}" if pool.last_heard else "never heard"
+
+
+def _freshness(_: QueuedJob, pool: PoolView, __: Room) -> Finding | None:
+    if pool.freshness is Freshness.FRESH:
+        return None
+    return Finding(
+        f"what we know of {pool.site} is {pool.freshness}: {_since(pool)}", needed=Freshness.FRESH.value, found=pool.freshness.value
+    )
+
+
+def _unheard(_: QueuedJob, pool: PoolView, __: Room) -> Finding | None:
+    if pool.heard:
+        return None
+    return Finding(f"{pool.site} is not heard on its scheduler lane: {_since(pool)}", needed="an answered sync", found="silence")
+
+
+def _catching_up(_: QueuedJob, pool: PoolView, __: Room) -> Finding | None:
+    if pool.caught_up:
+        return None
+    return Finding(f"{pool.site} has not yet told all that happened there", needed="its lane at head", found="catching up")
+
+
+def _suspended(_: QueuedJob, pool: PoolView, __: Room) -> Finding | None:
+    if pool.phase is Phase.SUSPENDED:
+        return Finding("the pool is suspended", needed="a working phase", found=pool.phase.value)
+    return None
+
+
+def _cordoned(_: QueuedJob, pool: PoolView, __: Room) -> Finding | None:
+    if pool.draining or pool.cordoned:
+        word = "draining" if pool.draining else "cordoned"
+        return Finding(f"the pool is {word}: {pool.cordon_reason or 'no reason given'}", needed="open", found=word)
+    return None
+
+
+def _accepting(_: QueuedJob, pool: PoolView, __: Room) -> Finding | None:
+    if pool.accepting:
+        return None
+    return Finding("the owner has paused lending", needed="accepting", found="paused")
+
+
+def _window(_: QueuedJob, pool: PoolView, __: Room) -> Finding | None:
+    if pool.lending_now:
+        return None
+    windows = ", ".join(pool.profile.lendable.windows)
+    return Finding(f"the owner lends only during {windows}", needed="an open window", found="closed")
+
+
+def device_states(pool: PoolView, kind: DeviceKind) -> str:
+    """`2 free, 1 lost, 1 not live`: what the devices of a kind are, in words."""
+    counts = Counter(d.state.value if d.live else "without live telemetry" for d in pool.devices if d.kind is kind)
+    return ", ".join(f"{n} {word}" for word, n in sorted(counts.items())) or "no device seen"
+
+
+def _unhealthy(job: QueuedJob, pool: PoolView, _: Room) -> Finding | None:
+    kind = job.resources.kind
+    healthy = sum(1 for d in pool.devices if d.kind is kind and d.live and d.state in HEALTHY)
+    if healthy >= job.resources.count:
+        return None
+    ill = [
+        f"{d.id} {d.state.value if d.live else 'without live telemetry'}"
+        for d in pool.devices
+        if d.kind is kind and not _is_well(d.live, d.state)
+    ]
+    named = ", ".join(ill[:4]) + (f" and {len(ill) - 4} more" if len(ill) > 4 else "")
+    return Finding(
+        f"{healthy} healthy of {pool.profile.count}: {named or 'no device seen'}", needed=str(job.resources.count), found=str(healthy)
+    )
+
+
+def _is_well(live: bool, state: DeviceState) -> bool:
+    return live and state in HEALTHY
+
+
+def _free(job: QueuedJob, pool: PoolView, room: Room) -> Finding | None:
+    kind = job.resources.kind
+    free = len(room.free(pool, kind))
+    if free >= job.resources.count:
+        return None
+    return Finding(
+        f"{free} free ({device_states(pool, kind)}; our jobs hold {room.held(pool)})", needed=str(job.resources.count), found=str(free)
+    )
+
+
+def _lent_now(job: QueuedJob, pool: PoolView, room: Room) -> Finding | None:
+    lent, held = pool.profile.lendable.devices, room.held(pool)
+    if held + job.resources.count <= lent:
+        return None
+    return Finding(f"the owner lends {lent}, our jobs hold {held}", needed=str(job.resources.count), found=str(max(lent - held, 0)))
+
+
+def _back_off(_: QueuedJob, pool: PoolView, room: Room) -> Finding | None:
+    if pool.back_off_until is None or room.now >= pool.back_off_until:
+        return None
+    left_s = (pool.back_off_until - room.now).total_seconds()
+    return Finding(
+        f"{pool.site} is left alone for {left_s:.0f} s more after a fault: {pool.back_off_why}", needed="no recent fault", found="back-off"
+    )
+
+
+W = WaitReason
+RULES: Sequence[Rule] = (
+    Rule("pin", W.NO_SITE_FITS, _site_pin, lasting=True),
+    Rule("access_mode", W.NO_SITE_FITS, _access_mode, lasting=True),
+    Rule("closed", W.NO_SITE_FITS, _closed, lasting=True),
+    Rule("task_type", W.NO_SITE_FITS, _task_type, lasting=True),
+    Rule("accelerator_model", W.NO_SITE_FITS, _accelerator_model, lasting=True),
+    Rule("accelerator_memory", W.NO_SITE_FITS, _accelerator_memory, lasting=True),
+    Rule("interconnect", W.NO_SITE_FITS, _interconnect, lasting=True),
+    Rule("count", W.NO_SITE_FITS, _count, lasting=True),
+    Rule("lent_in_all", W.NO_SITE_FITS, _lent_in_all, lasting=True),
+    Rule("mapping", W.NO_MAPPING, _mapping),
+    Rule("quota", W.QUOTA, _quota),
+    Rule("price", W.BUDGET, _price),
+    Rule("budget", W.BUDGET, _budget),
+    Rule("stale", W.SITES_SILENT, _freshness),
+    Rule("unheard", W.SITES_SILENT, _unheard),
+    Rule("catching_up", W.SITES_SILENT, _catching_up),
+    Rule("suspended", W.CORDONED, _suspended),
+    Rule("cordoned", W.CORDONED, _cordoned),
+    Rule("not_accepting", W.CORDONED, _accepting),
+    Rule("lending_window", W.CORDONED, _window),
+    Rule("devices_unhealthy", W.DEVICES_UNHEALTHY, _unhealthy),
+    Rule("no_free_device", W.DEVICES_BUSY, _free),
+    Rule("lendable_share", W.DEVICES_BUSY, _lent_now),
+    Rule("back_off", W.BACK_OFF, _back_off),
+)
+REASONS = {rule.name: rule.reason for rule in RULES}
+
+
+def reject(job: QueuedJob, pool: PoolView, room: Room, rules: Sequence[Rule] = RULES) -> Rejection | None:
+    """The first rule that rejects the pool for the job; None if none does."""
+    for rule in rules:
+        finding = rule.judge(job, pool, room)
+        if finding is not None:
+            return Rejection(site=pool.site, pool=pool.pool, rule=rule.name, text=finding.text, needed=finding.needed, found=finding.found)
+    return None

@@ -1,0 +1,44 @@
+"""Could it ever run? Asked at submit, so that a job that no declared pool can hold is refused at once, with what is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from intertie.contracts.job import Rejection
+from intertie.planner.model import PoolView, QueuedJob, Snapshot
+from intertie.planner.room import Room
+from intertie.planner.rules import RULES, reject
+
+_LASTING = tuple(rule for rule in RULES if rule.lasting)
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_EMPTY = Snapshot(queue=(), pools=())
+
+
+@dataclass(frozen=True, slots=True)
+class Suitability:
+    """`fits`: `site/pool` that could run it now or later. `rejections`: the others, each with its lasting rule."""
+
+    fits: tuple[str, ...]
+    rejections: tuple[Rejection, ...]
+
+
+def suitability(job: QueuedJob, pools: Sequence[PoolView]) -> Suitability:
+    """Judge the pools by what they are declared to be. What may change by itself (a quota, a mapping, silence) does not count."""
+    room = Room(_EMPTY, _EPOCH)  # lasting rules look at no room and no clock
+    fits: list[str] = []
+    rejections: list[Rejection] = []
+    for pool in sorted(pools, key=lambda p: (p.site, p.pool)):
+        rejection = reject(job, pool, room, _LASTING)
+        if rejection is None:
+            fits.append(pool.name)
+        else:
+            rejections.append(rejection)
+    return Suitability(tuple(fits), tuple(rejections))
+
+
+def never_fits(job: QueuedJob, pools: Sequence[PoolView]) -> list[Rejection]:
+    """Why no pool can ever hold the job, one rejection per pool; empty if one can, or if no pool is known at all (then it waits)."""
+    found = suitability(job, pools)
+    return [] if found.fits else list(found.rejections)

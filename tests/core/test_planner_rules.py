@@ -1,0 +1,326 @@
+"""The ladder of rejections, rung by rung, in its order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+
+import pytest
+
+from intertie.contracts.identity import MappingRecord
+from intertie.contracts.job import QuotaRecord, Resources, WaitReason
+from intertie.contracts.site import AccessMode, DeviceKind, DeviceState, Freshness, Lendable, Phase, PoolProfile, TaskType
+from intertie.contracts.usage import MeterSpec, Price
+from intertie.ids import AttemptId, DeviceId, JobId, PoolName, SiteName, SpecId, TenantName
+from intertie.planner import (
+    Budget,
+    DeviceView,
+    Holding,
+    PoolView,
+    QueuedJob,
+    Snapshot,
+    canonical,
+    never_fits,
+    objections,
+    plan,
+    suitability,
+)
+from intertie.planner.rules import RULES
+
+NOW = datetime(2026, 12, 1, 8, 0, tzinfo=UTC)
+ACME = TenantName("acme")
+SITE = SiteName("site-a")
+POOL = PoolName("gpu")
+
+
+def profile(**changes: object) -> PoolProfile:
+    base: dict[str, object] = {
+        "pool": POOL,
+        "accelerator": "A100-SXM4-80GB",
+        "count": 8,
+        "memory_mib": 81_920,
+        "interconnect": "nvlink",
+        "task_types": [TaskType.BATCH, TaskType.TRAIN],
+        "lendable": Lendable(devices=8),
+    }
+    return PoolProfile(**(base | changes))  # type: ignore[arg-type]  # a table of changes is checked by the test itself
+
+
+def gpus(
+    count: int, state: DeviceState = DeviceState.FREE, *, live: bool = True, node: str = "n1", first: int = 0
+) -> tuple[DeviceView, ...]:
+    return tuple(DeviceView(DeviceId(f"GPU-{first + i}"), DeviceKind.GPU, state, live, node) for i in range(count))
+
+
+def pool(**changes: object) -> PoolView:
+    base: dict[str, object] = {
+        "site": SITE,
+        "pool": POOL,
+        "profile": profile(),
+        "phase": Phase.PRODUCTION,
+        "freshness": Freshness.FRESH,
+        "heard": True,
+        "caught_up": True,
+        "last_heard": NOW,
+        "devices": gpus(8),
+    }
+    return PoolView(**(base | changes))  # type: ignore[arg-type]  # as above
+
+
+def job(name: str = "job-1", count: int = 2, **changes: object) -> QueuedJob:
+    base: dict[str, object] = {
+        "job": JobId(name),
+        "tenant": ACME,
+        "resources": Resources(gpus=count),
+        "task_type": TaskType.BATCH,
+        "wall_s": 3_600,
+        "queued_at": NOW - timedelta(minutes=1),
+    }
+    return QueuedJob(**(base | changes))  # type: ignore[arg-type]  # as above
+
+
+def spec(per_hour: str = "10", consumer: str = "*", revision: int = 1, since: datetime = NOW - timedelta(days=1)) -> MeterSpec:
+    return MeterSpec(
+        spec=SpecId(f"spec-{consumer.strip('*') or 'all'}"),
+        revision=revision,
+        title="t",
+        provider="platform",
+        consumer=consumer,
+        currency="CNY",
+        prices=[Price(kind=DeviceKind.GPU, per_hour=Decimal(per_hour))],
+        effective_from=since,
+    )
+
+
+MAPPED = (MappingRecord(tenant=ACME, site=SITE, account="acme-user"),)
+
+
+def snapshot(*jobs: QueuedJob, **changes: object) -> Snapshot:
+    base: dict[str, object] = {"queue": jobs or (job(),), "pools": (pool(),), "mappings": MAPPED}
+    return Snapshot(**(base | changes))  # type: ignore[arg-type]  # as above
+
+
+def held(count: int, tenant: TenantName = ACME) -> Holding:
+    return Holding(AttemptId("att-1"), tenant, SITE, POOL, DeviceKind.GPU, tuple(DeviceId(f"GPU-{i}") for i in range(count)))
+
+
+def budget(amount: str, committed: str = "0", valid_until: datetime | None = None) -> tuple[Budget, ...]:
+    return (Budget(ACME, "CNY", Decimal(amount), valid_until, Decimal(committed)),)
+
+
+LATER = NOW + timedelta(seconds=30)
+FREE, FOREIGN, LOST, OURS = DeviceState.FREE, DeviceState.FOREIGN, DeviceState.LOST, DeviceState.OURS
+
+# rule, reason, a snapshot in which it is the first to reject, needed, found — in the ladder's own order
+ROWS: list[tuple[str, WaitReason, Callable[[], Snapshot], str, str]] = [
+    ("pin", WaitReason.NO_SITE_FITS, lambda: snapshot(job(site="site-b")), "site-b", "site-a"),
+    ("pin", WaitReason.NO_SITE_FITS, lambda: snapshot(job(pool="cpu")), "cpu", "gpu"),
+    (
+        "access_mode",
+        WaitReason.NO_SITE_FITS,
+        lambda: snapshot(pools=(pool(profile=profile(mode=AccessMode.SERVICE)),)),
+        "managed",
+        "service",
+    ),
+    ("closed", WaitReason.NO_SITE_FITS, lambda: snapshot(pools=(pool(phase=Phase.CLOSED),)), "an open phase", "closed"),
+    ("task_type", WaitReason.NO_SITE_FITS, lambda: snapshot(job(task_type=TaskType.INFERENCE)), "inference", "batch, train"),
+    (
+        "accelerator_model",
+        WaitReason.NO_SITE_FITS,
+        lambda: snapshot(job(resources=Resources(gpus=1, gpu_model="H100"))),
+        "H100",
+        "A100-SXM4-80GB",
+    ),
+    ("accelerator_model", WaitReason.NO_SITE_FITS, lambda: snapshot(job(resources=Resources(slots=1))), "CPU slots", "A100-SXM4-80GB"),
+    ("accelerator_model", WaitReason.NO_SITE_FITS, lambda: snapshot(pools=(pool(profile=profile(accelerator="none")),)), "a GPU", "none"),
+    (
+        "accelerator_memory",
+        WaitReason.NO_SITE_FITS,
+        lambda: snapshot(job(resources=Resources(gpus=1, gpu_memory_mib=90_000))),
+        "90000 MiB",
+        "81920 MiB",
+    ),
+    (
+        "interconnect",
+        WaitReason.NO_SITE_FITS,
+        lambda: snapshot(job(resources=Resources(gpus=1, interconnect="infiniband"))),
+        "infiniband",
+        "nvlink",
+    ),
+    ("count", WaitReason.NO_SITE_FITS, lambda: snapshot(job(count=9)), "9", "8"),
+    (
+        "lent_in_all",
+        WaitReason.NO_SITE_FITS,
+        lambda: snapshot(job(count=5), pools=(pool(profile=profile(lendable=Lendable(devices=4))),)),
+        "5",
+        "4",
+    ),
+    ("mapping", WaitReason.NO_MAPPING, lambda: snapshot(mappings=()), "a mapping", "none"),
+    ("mapping", WaitReason.NO_MAPPING, lambda: snapshot(pools=(pool(single_user=True, owner_tenant="lab"),)), "acme", "lab"),
+    ("quota", WaitReason.QUOTA, lambda: snapshot(quotas=(QuotaRecord(tenant=ACME, site=None, kind=DeviceKind.GPU, limit=1),)), "2", "1"),
+    # BR-071: a quota cut below its use kills nothing and admits nothing
+    (
+        "quota",
+        WaitReason.QUOTA,
+        lambda: snapshot(job(count=1), holdings=(held(6),), quotas=(QuotaRecord(tenant=ACME, site=SITE, kind=DeviceKind.GPU, limit=4),)),
+        "1",
+        "0",
+    ),
+    ("price", WaitReason.BUDGET, lambda: snapshot(budgets=budget("1")), "a price", "none"),
+    ("budget", WaitReason.BUDGET, lambda: snapshot(budgets=budget("500", "490"), specs=(spec(),)), "20.00 CNY", "10.00 CNY"),
+    (
+        "budget",
+        WaitReason.BUDGET,
+        lambda: snapshot(budgets=budget("500", valid_until=NOW), specs=(spec(),)),
+        "a valid allowance",
+        "an ended one",
+    ),
+    # BR-066: old information is marked old, and gets no work
+    ("stale", WaitReason.SITES_SILENT, lambda: snapshot(pools=(pool(freshness=Freshness.STALE),)), "fresh", "stale"),
+    ("stale", WaitReason.SITES_SILENT, lambda: snapshot(pools=(pool(freshness=Freshness.UNKNOWN, last_heard=None),)), "fresh", "unknown"),
+    ("unheard", WaitReason.SITES_SILENT, lambda: snapshot(pools=(pool(heard=False),)), "an answered sync", "silence"),
+    ("catching_up", WaitReason.SITES_SILENT, lambda: snapshot(pools=(pool(caught_up=False),)), "its lane at head", "catching up"),
+    ("suspended", WaitReason.CORDONED, lambda: snapshot(pools=(pool(phase=Phase.SUSPENDED),)), "a working phase", "suspended"),
+    ("cordoned", WaitReason.CORDONED, lambda: snapshot(pools=(pool(cordoned=True, cordon_reason="disk"),)), "open", "cordoned"),
+    ("cordoned", WaitReason.CORDONED, lambda: snapshot(pools=(pool(draining=True),)), "open", "draining"),
+    ("not_accepting", WaitReason.CORDONED, lambda: snapshot(pools=(pool(accepting=False),)), "accepting", "paused"),
+    ("lending_window", WaitReason.CORDONED, lambda: snapshot(pools=(pool(lending_now=False),)), "an open window", "closed"),
+    (
+        "devices_unhealthy",
+        WaitReason.DEVICES_UNHEALTHY,
+        lambda: snapshot(pools=(pool(devices=gpus(1) + gpus(1, LOST, first=1)),)),
+        "2",
+        "1",
+    ),
+    ("devices_unhealthy", WaitReason.DEVICES_UNHEALTHY, lambda: snapshot(pools=(pool(devices=gpus(8, FOREIGN)),)), "2", "0"),
+    ("devices_unhealthy", WaitReason.DEVICES_UNHEALTHY, lambda: snapshot(pools=(pool(devices=gpus(8, live=False)),)), "2", "0"),
+    # BR-067: advertised 16, none allocatable
+    ("devices_unhealthy", WaitReason.DEVICES_UNHEALTHY, lambda: snapshot(pools=(pool(devices=()),)), "2", "0"),
+    ("no_free_device", WaitReason.DEVICES_BUSY, lambda: snapshot(pools=(pool(devices=gpus(8, OURS)),)), "2", "0"),
+    ("no_free_device", WaitReason.DEVICES_BUSY, lambda: snapshot(holdings=(held(7),)), "2", "1"),
+    (
+        "lendable_share",
+        WaitReason.DEVICES_BUSY,
+        lambda: snapshot(holdings=(held(3),), pools=(pool(profile=profile(lendable=Lendable(devices=4))),)),
+        "2",
+        "1",
+    ),
+    (
+        "back_off",
+        WaitReason.BACK_OFF,
+        lambda: snapshot(pools=(pool(back_off_until=LATER, back_off_why="fetch failed"),)),
+        "no recent fault",
+        "back-off",
+    ),
+]
+
+
+@pytest.mark.parametrize(("rule", "reason", "given", "needed", "found"), ROWS, ids=[f"{i:02d}-{row[0]}" for i, row in enumerate(ROWS)])
+def test_each_rule_rejects_with_its_numbers(rule: str, reason: WaitReason, given: Callable[[], Snapshot], needed: str, found: str) -> None:
+    (verdict,) = plan(given(), NOW).report.waiting
+    (rejection,) = verdict.rejections
+    assert (rejection.rule, rejection.needed, rejection.found) == (rule, needed, found)
+    assert verdict.reason is reason
+    assert rejection.text in verdict.text
+
+
+def test_the_rows_cover_the_ladder_in_its_order() -> None:
+    assert list(dict.fromkeys(row[0] for row in ROWS)) == [rule.name for rule in RULES]
+
+
+def test_the_ladder_climbs_in_the_order_of_the_wait_reasons() -> None:
+    rungs = [list(WaitReason).index(rule.reason) for rule in RULES]
+    assert rungs == sorted(rungs)
+
+
+def test_a_job_is_placed_where_nothing_rejects_it() -> None:
+    (decision,) = plan(snapshot(specs=(spec(),)), NOW).decisions
+    assert (decision.site, decision.pool, decision.account, decision.spec) == (SITE, POOL, "acme-user", "spec-all")
+    assert decision.devices == ("GPU-0", "GPU-1")
+
+
+def test_the_reason_is_that_of_the_pool_nearest_to_taking_the_job() -> None:
+    wrong = pool(site=SiteName("site-b"), profile=profile(accelerator="H20"))
+    busy = pool(devices=gpus(8, OURS))
+    wanted = job(resources=Resources(gpus=1, gpu_model="a100"))
+    (verdict,) = plan(snapshot(wanted, pools=(wrong, busy)), NOW).report.waiting
+    assert verdict.reason is WaitReason.DEVICES_BUSY
+    assert [r.rule for r in verdict.rejections] == ["no_free_device", "accelerator_model"]
+
+
+def test_without_any_site_a_job_waits_for_one() -> None:
+    (verdict,) = plan(snapshot(pools=()), NOW).report.waiting
+    assert (verdict.reason, verdict.text) == (WaitReason.NO_SITE, "no site has joined yet")
+    assert canonical([])[0] is WaitReason.NO_SITE
+
+
+@pytest.mark.parametrize(
+    ("asked", "declared", "fits"),
+    [
+        ("A100", "A100-SXM4-80GB", True),
+        ("a100-80gb", "NVIDIA A100-SXM4-80GB", True),
+        ("A100-40GB", "A100-SXM4-80GB", False),
+        ("A10", "A100-SXM4-80GB", False),
+        ("", "H20", True),
+    ],
+)
+def test_every_word_of_the_model_that_was_asked_must_be_there(asked: str, declared: str, fits: bool) -> None:
+    wanted = job(resources=Resources(gpus=1, gpu_model=asked or None))
+    assert bool(suitability(wanted, [pool(profile=profile(accelerator=declared))]).fits) is fits
+
+
+def test_what_can_never_run_is_refused_with_what_is_missing_at_each_pool() -> None:
+    slots = pool(
+        site=SiteName("site-b"), pool=PoolName("cpu"), profile=profile(pool=PoolName("cpu"), accelerator="none", interconnect="none")
+    )
+    small = pool(profile=profile(count=2, lendable=Lendable(devices=2)))
+    found = never_fits(job(resources=Resources(gpus=8, gpu_model="A100")), [slots, small])
+    assert [(r.site, r.rule, r.needed, r.found) for r in found] == [
+        ("site-a", "count", "8", "2"),
+        ("site-b", "accelerator_model", "A100", "none"),
+    ]
+
+
+def test_what_waiting_can_mend_is_not_refused() -> None:
+    silent = pool(freshness=Freshness.UNKNOWN, heard=False, cordoned=True, devices=())
+    assert never_fits(job(), [silent]) == []
+    assert never_fits(job(), []) == []
+
+
+def test_the_tenants_own_agreement_wins_over_everybodys_and_the_future_does_not_count() -> None:
+    specs = (spec("10"), spec("8", "acme", 1), spec("7", "acme", 2), spec("1", "acme", 3, NOW + timedelta(days=1)))
+    (decision,) = plan(snapshot(specs=specs), NOW).decisions
+    assert (decision.spec, decision.spec_revision) == ("spec-acme", 2)
+
+
+def test_a_blocked_job_is_passed_by_one_that_fits_and_keeps_its_place() -> None:
+    big = job("job-big", 8, queued_at=NOW - timedelta(hours=1))
+    small = job("job-small", 1)
+    result = plan(snapshot(small, big, holdings=(held(1),)), NOW)
+    assert [d.job for d in result.decisions] == ["job-small"]
+    assert [(v.job, v.position) for v in result.report.waiting] == [("job-big", 1)]
+
+
+def test_of_jobs_that_came_together_the_tenant_that_holds_less_goes_first() -> None:
+    other = TenantName("zeta")
+    mappings = (*MAPPED, MappingRecord(tenant=other, site=SITE, account="zeta-user"))
+    given = snapshot(job("job-a", 1), job("job-z", 1, tenant=other), holdings=(held(7),), mappings=mappings)
+    assert [d.job for d in plan(given, NOW).decisions] == ["job-z"]
+
+
+def test_parallel_reservations_never_pass_the_budget() -> None:
+    """BR-069: cap 500.00, used 472.00, four reservations of 9.00: three are admitted, one is refused by budget."""
+    given = snapshot(*(job(f"job-{i}", 1) for i in range(4)), budgets=budget("500", "472"), specs=(spec("9"),))
+    result = plan(given, NOW)
+    assert len(result.decisions) == 3
+    assert [v.reason for v in result.report.waiting] == [WaitReason.BUDGET]
+    assert objections(result, given, NOW) == []
+
+
+def test_a_withdrawn_device_stays_counted_while_it_is_held() -> None:
+    """BR-071: usage of withdrawn GPUs still counts against the share."""
+    gone = replace(held(2), devices=(DeviceId("GPU-gone-1"), DeviceId("GPU-gone-2")))
+    given = snapshot(job(count=2), holdings=(gone,), pools=(pool(profile=profile(lendable=Lendable(devices=3))),))
+    assert [v.rejections[0].rule for v in plan(given, NOW).report.waiting] == ["lendable_share"]
