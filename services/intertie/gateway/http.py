@@ -7,6 +7,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from http import HTTPStatus
+from typing import TypeVar
 
 import msgspec
 from aiohttp import web
@@ -37,6 +38,7 @@ from intertie.rating.export import statement_csv
 
 log = logs.get("gateway")
 
+Q = TypeVar("Q", bound=Contract)
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 # A request on the bus may carry 1 MiB with its headers; what is larger belongs into a work pack.
@@ -158,7 +160,7 @@ class Door:
         """Claims of an API token."""
         return await self._ask(e.AUTHENTICATE, Authenticate(token=token), token)
 
-    async def _ask(self, endpoint: Endpoint[Contract, Authenticated], question: Contract, secret: str) -> Authenticated:
+    async def _ask(self, endpoint: Endpoint[Q, Authenticated], question: Q, secret: str) -> Authenticated:
         key = hashlib.sha256(secret.encode()).digest()
         soon = (self._clock.now() + timedelta(seconds=30)).timestamp()
         known = self._known.get(key)
@@ -209,7 +211,7 @@ class Api:
         text = statement_csv(statement, request.query.get("lang", "en"))
         name = f"statement-{statement.tenant}-{statement.period}.csv"
         return web.Response(
-            body=text.encode("utf-8-sig"),
+            body=text.encode(),
             content_type="text/csv",
             charset="utf-8",
             headers={"Content-Disposition": f'attachment; filename="{name}"'},

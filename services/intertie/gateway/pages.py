@@ -1,0 +1,231 @@
+"""The page of one job's story: server-rendered, Chinese and English, no script.
+
+A reader signs in with a token, or comes by a link that the command line asked for: signed here, for one job, for twelve hours.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections import OrderedDict
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from decimal import Decimal
+from functools import partial
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlencode
+from zoneinfo import ZoneInfo
+
+from aiohttp import web
+from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
+from joserfc import jwt
+from joserfc.errors import JoseError
+from joserfc.jwk import OctKey
+
+from intertie.bus import rpc
+from intertie.bus.port import Bus
+from intertie.clock import Clock
+from intertie.contracts import endpoints as e
+from intertie.contracts.base import Contract
+from intertie.contracts.identity import Authenticated
+from intertie.contracts.job import AttemptRecord, JobQuery, JobRecord, Story
+from intertie.contracts.usage import AttemptBook, BookQuery
+from intertie.errors import IntertieError, Unauthenticated
+from intertie.gateway.http import CALL_TIMEOUT_S, Door, json_response, status_of
+from intertie.ids import JobId
+from intertie.lifecycle import word
+from intertie.observe import tracing
+from intertie.rating.text import formula_text
+from intertie.text import Lang, accepted, say
+
+LINK_LIFE = timedelta(hours=12)
+# Signed-in browsers; the oldest is signed out beyond it.
+SESSIONS = 10_000
+COOKIE = "intertie_session"
+SECURITY_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; style-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+}
+
+
+class Link(Contract, frozen=True, kw_only=True):
+    """An address that shows one job to whoever holds it, until it ends."""
+
+    url: str
+    expires_at: datetime
+
+
+class Pages:
+    """`/jobs/{job}`, `/login`, and `POST /v1/jobs/{job}/link`."""
+
+    def __init__(self, bus: Bus, door: Door, clock: Clock, *, own_claims: Callable[[], str], public_url: str, time_zone: str) -> None:
+        self._bus = bus
+        self._door = door
+        self._clock = clock
+        self._own_claims = own_claims
+        self._url = public_url.rstrip("/")
+        self._zone = ZoneInfo(time_zone)
+        self._link_key = OctKey.import_key(secrets.token_bytes(32))
+        self._sessions: OrderedDict[str, str] = OrderedDict()
+        self._templates = Environment(
+            loader=PackageLoader("intertie.gateway"), autoescape=select_autoescape(), undefined=StrictUndefined, trim_blocks=True
+        )
+
+    def add_to(self, app: web.Application) -> None:
+        app.router.add_get("/jobs/{job}", self.job)
+        app.router.add_get("/login", self.login)
+        app.router.add_post("/login", self.sign_in)
+        app.router.add_post("/v1/jobs/{job}/link", self.link)
+        app.router.add_static("/static/", Path(__file__).parent / "static")
+
+    async def link(self, request: web.Request) -> web.Response:
+        """A link to one job's page, for whoever may read the job."""
+        who = await self._door.caller(request)
+        job = JobId(request.match_info["job"])
+        await rpc.call(self._bus, e.JOB, JobQuery(job=job), claims=who.signed, timeout_s=CALL_TIMEOUT_S)
+        expires = self._clock.now() + LINK_LIFE
+        ticket = jwt.encode({"alg": "HS256"}, {"job": job, "exp": int(expires.timestamp())}, self._link_key)
+        return json_response(Link(url=f"{self._url}/jobs/{job}?{urlencode({'view': ticket})}", expires_at=expires), status=201)
+
+    async def login(self, request: web.Request) -> web.Response:
+        return self._html("login.html", request, next=_local(request.query.get("next", "/")), wrong=False)
+
+    async def sign_in(self, request: web.Request) -> web.Response:
+        """Take a token, give a session cookie; the token itself never goes back to the browser."""
+        form = await request.post()
+        token, target = str(form.get("token", "")).strip(), _local(str(form.get("next", "/")))
+        try:
+            await self._door.of_token(token)
+        except Unauthenticated:
+            return self._html("login.html", request, status=401, next=target, wrong=True)
+        session = secrets.token_urlsafe(32)
+        self._sessions[session] = token
+        while len(self._sessions) > SESSIONS:
+            self._sessions.popitem(last=False)
+        response = web.HTTPSeeOther(target)
+        response.set_cookie(COOKIE, session, httponly=True, samesite="Strict", secure=request.secure, path="/")
+        raise response
+
+    async def job(self, request: web.Request) -> web.Response:
+        """The story of one job, with its books and formulas."""
+        job = JobId(request.match_info["job"])
+        claims = await self._reader(request, job)
+        if claims is None:
+            raise web.HTTPSeeOther(f"/login?next={quote(request.path_qs, safe='')}")
+        try:
+            story = await rpc.call(self._bus, e.STORY, JobQuery(job=job), claims=claims, timeout_s=CALL_TIMEOUT_S)
+            books = await self._books(story.job, claims)
+        except IntertieError as err:
+            return self._html(
+                "error.html",
+                request,
+                status=status_of(err),
+                text=err.text,
+                next_step=err.next_step,
+                code=err.code,
+                trace_id=tracing.trace_id(),
+            )
+        return self._html("job.html", request, **self._view(story, books, self._lang(request)))
+
+    async def _reader(self, request: web.Request, job: JobId) -> str | None:
+        """Signed claims to read this job with: by the link, by the session; None to sign in first."""
+        if ticket := request.query.get("view"):
+            try:
+                token = jwt.decode(ticket, self._link_key, algorithms=["HS256"])
+                if token.claims.get("job") == job and int(token.claims.get("exp", 0)) > self._clock.now().timestamp():
+                    return self._own_claims()
+            except (JoseError, ValueError):
+                pass
+        if session := self._sessions.get(request.cookies.get(COOKIE, "")):
+            try:
+                who: Authenticated = await self._door.of_token(session)
+                return who.signed
+            except Unauthenticated:
+                return None
+        return None
+
+    async def _books(self, job: JobRecord, claims: str) -> dict[str, AttemptBook]:
+        """Metering's books by attempt; none if metering is away: the page is the story first."""
+        if not job.attempts:
+            return {}
+        try:
+            query = BookQuery(attempts=[a.attempt for a in job.attempts][-500:])
+            reply = await rpc.call(self._bus, e.BOOKS, query, claims=claims, timeout_s=CALL_TIMEOUT_S)
+        except IntertieError:
+            return {}
+        return {book.attempt: book for book in reply.books}
+
+    def _view(self, story: Story, books: dict[str, AttemptBook], lang: Lang) -> dict[str, Any]:
+        job = story.job
+        return {
+            "job": job,
+            "word": word(job.state, site_silent=job.site_silent_since is not None),
+            "asked": asked(job),
+            "attempts": [attempt_view(a, books.get(a.attempt), lang) for a in job.attempts],
+            "lines": story.lines,
+            "has_result": any(a.result for a in job.attempts),
+        }
+
+    def _lang(self, request: web.Request) -> Lang:
+        chosen = request.query.get("lang", "")
+        if chosen in ("zh", "en"):
+            return "zh" if chosen == "zh" else "en"
+        return accepted(request.headers.get("Accept-Language", ""))
+
+    def _html(self, template: str, request: web.Request, *, status: int = 200, **values: Any) -> web.Response:
+        lang = self._lang(request)
+        other = request.rel_url.update_query(lang="en" if lang == "zh" else "zh") if request.method == "GET" else ""
+        text = self._templates.get_template(template).render(
+            lang=lang, other_language=str(other), t=lambda key, **v: say(key, lang, **v), moment=partial(moment, zone=self._zone), **values
+        )
+        return web.Response(text=text, content_type="text/html", charset="utf-8", status=status, headers=SECURITY_HEADERS)
+
+
+def asked(job: JobRecord) -> str:
+    """What a job asked for, in one line."""
+    r = job.spec.resources
+    if r.gpus:
+        memory = f" ≥ {r.gpu_memory_mib} MiB" if r.gpu_memory_mib else ""
+        return f"{r.gpus} × {r.gpu_model or 'GPU'}{memory} · {job.spec.wall_s} s"
+    return f"{r.slots} × CPU slot · {job.spec.wall_s} s"
+
+
+def seconds(us: int) -> str:
+    """Seconds with milliseconds, from microseconds."""
+    return f"{Decimal(us) / 1_000_000:.3f}"
+
+
+def attempt_view(record: AttemptRecord, book: AttemptBook | None, lang: Lang) -> dict[str, Any]:
+    """One attempt: its three books side by side, and each amount with its formula."""
+    rows: list[tuple[str, str]] = []
+    if book is not None and record.ended_at is not None and record.started_at is not None:
+        span_us = round((record.ended_at - record.started_at).total_seconds() * 1_000_000)
+        every = (record.ran_us, span_us, book.run_us)
+        rows = [
+            ("site", seconds(record.ran_us)),
+            ("scheduler", seconds(span_us)),
+            ("metering", seconds(book.run_us)),
+            ("difference", seconds(max(every) - min(every))),
+        ]
+    formulas = [
+        {
+            "text": formula_text(charge.formula, lang),
+            "clause": charge.formula.clause,
+            "payer": charge.payer,
+            "islanded": charge.islanded,
+        }
+        for charge in (book.charges if book else [])
+    ]
+    return {"record": record, "books": rows, "formulas": formulas, "missing": book.missing if book and not book.complete else ""}
+
+
+def moment(at: datetime, zone: ZoneInfo) -> str:
+    """A moment in the hub's settlement time zone, to the second, with its offset."""
+    return at.astimezone(zone).strftime("%Y-%m-%d %H:%M:%S %z")
+
+
+def _local(target: str) -> str:
+    """A path on this host, or `/`: a sign-in must not send people elsewhere."""
+    return target if target.startswith("/") and not target.startswith(("//", "/\\")) else "/"
