@@ -1,0 +1,52 @@
+"""What incident needs of its store: a port of eight verbs, each one transaction. `pg` keeps it in PostgreSQL, `memory` is the twin.
+
+The rules stay in `core`: a verb that changes an incident is given a pure decision and calls it with the locked record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime
+from typing import Protocol
+
+from intertie.contracts.base import EventMeta
+from intertie.contracts.identity import AuditQuery, AuditRow
+from intertie.contracts.incident import IncidentRecord, IncidentsQuery, ReportIncident
+from intertie.contracts.site import PoolRecord, SiteRecord
+from intertie.ids import IncidentId
+
+Decide = Callable[[IncidentRecord], IncidentRecord]
+"""The record as it is, locked → as it shall be; the same record means that nothing is written."""
+
+
+class IncidentStore(Protocol):
+    """All methods raise `Unavailable` when the store is away."""
+
+    async def fold(self, report: ReportIncident, *, now: datetime, actor: str, meta: EventMeta | None = None) -> IncidentRecord | None:
+        """Fold a report into the open incident of its key, opening one if need be. With `meta`, an event applied before changes nothing.
+
+        None if nothing is open and nothing was opened.
+        """
+        ...
+
+    async def apply_site(self, site: SiteRecord, *, now: datetime, meta: EventMeta | None = None) -> IncidentRecord | None:
+        """Take a site's record, if its version is higher than the one held, and fold what its freshness says."""
+        ...
+
+    async def apply_pool(self, pool: PoolRecord, *, now: datetime, meta: EventMeta | None = None) -> None:
+        """Remember a pool's phase, if its version is higher than the one held."""
+        ...
+
+    async def get(self, incident: IncidentId) -> IncidentRecord | None: ...
+
+    async def list(self, query: IncidentsQuery) -> list[IncidentRecord]:
+        """Newest first."""
+        ...
+
+    async def change(
+        self, incident: IncidentId, decide: Decide, *, actor: str, action: str, reason: str = "", now: datetime
+    ) -> IncidentRecord | None:
+        """Decide under a lock, save with event and audit row. None if there is no such incident."""
+        ...
+
+    async def audit_rows(self, query: AuditQuery) -> list[AuditRow]: ...

@@ -1,0 +1,1 @@
+"""The registry's rules. Pure: records and `now` in, records and refusals out."""
