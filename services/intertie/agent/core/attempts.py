@@ -1,0 +1,197 @@
+"""The life of an attempt at the site, as one table of moves, and what go, stop and an end make of it."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from intertie.agent.core.model import Attempt, Failing, Moment, State, StopAsked
+from intertie.contracts.job import Cause
+
+
+class Event(StrEnum):
+    ADMIT = "admit"
+    """A local job has its devices."""
+    GO = "go"
+    GIVE_UP = "give_up"
+    START = "start"
+    END = "end"
+
+
+S, E = State, Event
+
+MOVES: Mapping[tuple[State, Event], State] = {
+    (S.WAITING, E.ADMIT): S.STAGING,
+    (S.WAITING, E.GIVE_UP): S.NOT_STARTED,
+    (S.CLAIMED, E.GO): S.STAGING,
+    (S.CLAIMED, E.GIVE_UP): S.NOT_STARTED,
+    (S.STAGING, E.GIVE_UP): S.NOT_STARTED,
+    (S.STAGING, E.START): S.RUNNING,
+    (S.RUNNING, E.END): S.ENDED,
+}
+
+
+class IllegalMove(AssertionError):
+    """A move that the table does not hold: our bug."""
+
+
+def move(attempt: Attempt, event: Event) -> State:
+    try:
+        return MOVES[(attempt.state, event)]
+    except KeyError:
+        raise IllegalMove(f"{attempt.id} of {attempt.job} is {attempt.state} and cannot {event}") from None
+
+
+# --- go ---
+
+
+@dataclass(frozen=True, slots=True)
+class Proceed:
+    """Stage and start; the run must begin before `until_boot_s` of this boot."""
+
+    until_boot_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    why: Failing
+
+
+@dataclass(frozen=True, slots=True)
+class Ignore:
+    """Nothing to do: this was done before, or its answer is on its way."""
+
+
+def on_go(attempt: Attempt, now: Moment) -> Proceed | GiveUp | Ignore:
+    """A go for a claimed attempt, taken at `now`. It counts from the sending of the sync that brought the offer."""
+    if attempt.state is not State.CLAIMED:
+        return Ignore()
+    if rebooted := before_reboot(attempt, now):
+        return GiveUp(rebooted)
+    waited_s = now.boot_s - attempt.offer_sent_boot_s
+    if waited_s > attempt.start_within_s:
+        text = f"the go came {waited_s:.1f} s after the sync that brought the offer, {attempt.start_within_s} s are allowed"
+        return GiveUp(Failing(code="go_too_late", text=text))
+    return Proceed(now.boot_s + attempt.start_by_s)
+
+
+def before_reboot(attempt: Attempt, now: Moment) -> Failing | None:
+    """A claim or a go from before a reboot starts nothing: this boot's clock cannot judge it."""
+    if attempt.kernel_boot == now.kernel_boot:
+        return None
+    return Failing(code="rebooted", text="the machine was restarted between the claim and the start")
+
+
+def still_in_time(attempt: Attempt, now: Moment) -> Failing | None:
+    """Asked again just before the start: `start_by` counts from the go and covers all staging."""
+    if attempt.local is not None:
+        return None
+    if rebooted := before_reboot(attempt, now):
+        return rebooted
+    assert attempt.go_boot_s is not None
+    waited_s = now.boot_s - attempt.go_boot_s
+    if waited_s > attempt.start_by_s:
+        return Failing(code="start_too_late", text=f"not started {waited_s:.1f} s after the go, {attempt.start_by_s} s are allowed")
+    return None
+
+
+# --- stop ---
+
+
+@dataclass(frozen=True, slots=True)
+class Halt:
+    """Running: stop its processes; `Ended` follows when they are seen gone."""
+
+    asked: StopAsked
+
+
+@dataclass(frozen=True, slots=True)
+class AlreadyOver:
+    answer: str
+    """`already_ended` or `not_started`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bury:
+    """Never seen: leave a tombstone, so that a late offer of it is refused."""
+
+
+def on_stop(attempt: Attempt | None, asked: StopAsked) -> Halt | GiveUp | AlreadyOver | Bury:
+    """A stop names one attempt and always reaches it, whatever newer ones exist."""
+    if attempt is None:
+        return Bury()
+    match attempt.state:
+        case State.ENDED:
+            return AlreadyOver("already_ended")
+        case State.NOT_STARTED | State.REFUSED:
+            return AlreadyOver("not_started")
+        case State.RUNNING:
+            return Halt(asked)
+        case _:
+            return GiveUp(Failing(code="stopped", text=asked.reason or "stopped before it started"))
+
+
+# --- the end ---
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """What an adapter knows of an end. `certain` false: nobody saw the exit code."""
+
+    certain: bool
+    code: int | None = None
+    signal: int | None = None
+    refused_errno: int | None = None
+    refused_file: str = ""
+    refused_text: str = ""
+    stopped_for: str | None = None
+    left_behind: int = 0
+    rebooted: bool = False
+    ran_us: int = 0
+    user_s: float = 0.0
+    system_s: float = 0.0
+    max_rss_kib: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    outcome: str
+    cause: Cause | None
+    reason: str
+
+
+# Refusals of exec that no job can be blamed for.
+_SITE_ERRNOS = frozenset({errno.ENOMEM, errno.EAGAIN, errno.ENOSPC, errno.EIO, errno.EMFILE, errno.ENFILE, errno.EPERM})
+
+
+def verdict(end: Exit, attempt: Attempt) -> Verdict:
+    """Whose doing the end was. Unknown stays unknown: silence is no answer, and it is charged to nobody."""
+    if not end.certain:
+        if end.rebooted:
+            return Verdict("failed", Cause.SITE, "the machine was restarted while it ran; the end is the last sign of life")
+        return Verdict("unknown", Cause.UNKNOWN, "its supervisor was lost, nobody saw the exit code")
+    if end.refused_errno is not None:
+        return _refused(end)
+    match end.stopped_for:
+        case "asked":
+            asked = attempt.stop.reason if attempt.stop else ""
+            return Verdict("cancelled", Cause.CANCELLED, asked or "stopped on request")
+        case "wall_limit":
+            return Verdict("failed", Cause.JOB, f"passed its wall limit of {attempt.spec.wall_s} s and was stopped")
+        case "lease_ended":
+            return Verdict("failed", Cause.PLATFORM, "the hub's lease ended and it had asked to be stopped then")
+    if end.signal is not None:
+        return Verdict("failed", Cause.JOB, f"killed by signal {end.signal}, not by us")
+    left = f"; {end.left_behind} processes it left behind were ended" if end.left_behind else ""
+    if end.code == 0:
+        return Verdict("succeeded", None, f"exit code 0{left}")
+    return Verdict("failed", Cause.JOB, f"exit code {end.code}{left}")
+
+
+def _refused(end: Exit) -> Verdict:
+    told = f"{end.refused_file}: {end.refused_text}"
+    if end.refused_errno in _SITE_ERRNOS or end.refused_file.startswith(("uid ", "/sys/")):
+        return Verdict("failed", Cause.SITE, f"could not be started here: {told}")
+    return Verdict("failed", Cause.JOB, f"its script could not be executed: {told} (is the interpreter of its first line installed?)")

@@ -1,0 +1,125 @@
+"""What the site knows of one piece of work, a hub attempt or a local job, as it lies in the journal's `attempt` table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+
+import msgspec
+
+from intertie.contracts.job import Cause, JobSpec, ResultRef
+from intertie.contracts.link import Sealed
+from intertie.contracts.site import DeviceKind
+from intertie.ids import AttemptId, DeviceId, JobId, PoolName, TenantName
+
+
+class State(StrEnum):
+    """Where a piece of work is at this site. `waiting` is for local jobs alone: the hub does the waiting for its own."""
+
+    WAITING = "waiting"
+    CLAIMED = "claimed"
+    STAGING = "staging"
+    RUNNING = "running"
+    ENDED = "ended"
+    NOT_STARTED = "not_started"
+    REFUSED = "refused"
+
+
+OPEN = frozenset({State.CLAIMED, State.STAGING, State.RUNNING})
+"""States that hold devices."""
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """This host's clocks, read together."""
+
+    utc: datetime
+    boot_s: float
+    kernel_boot: str
+
+
+class Failing(msgspec.Struct, frozen=True, kw_only=True):
+    """Why something was not done; `fault` false costs the site nothing."""
+
+    code: str
+    text: str
+    fault: bool = False
+
+
+class StopAsked(msgspec.Struct, frozen=True, kw_only=True):
+    """A stop that reached an attempt; durable, so that a restart of the agent does not forget it."""
+
+    reason: str
+    grace_s: int
+    by: str
+
+
+class LocalWork(msgspec.Struct, frozen=True, kw_only=True):
+    """What a person of this site asked for through the socket."""
+
+    user: str
+    uid: int
+    cwd: str
+    submitted: datetime
+
+
+class StartedRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """The supervisor's record just before exec, and the clock estimate that anchors the attempt's UTC."""
+
+    utc_ns: int
+    boot_ns: int
+    native_id: str
+    offset_s: float = 0.0
+    error_s: float = 0.0
+
+
+class EndedRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """How it ended, for those who ask here."""
+
+    outcome: str
+    cause: Cause | None
+    exit_code: int | None
+    signal: int | None
+    reason: str
+    ended: datetime
+    ran_us: int
+    result: ResultRef | None = None
+    result_stored: bool = False
+
+
+class Attempt(msgspec.Struct, frozen=True, kw_only=True):
+    """One try at this site. A local job is an attempt without tenant, seal or generation."""
+
+    id: AttemptId
+    job: JobId
+    state: State
+    pool: PoolName
+    kind: DeviceKind
+    model: str = ""
+    devices: list[DeviceId]
+    spec: JobSpec
+    account: str
+    env: dict[str, str] = {}
+    """Emptied at the end: values live no longer than the work they were for."""
+    local: LocalWork | None = None
+    tenant: TenantName | None = None
+    epoch: int = 0
+    generation: int = 0
+    attribution: Sealed | None = None
+    traceparent: str = ""
+    kernel_boot: str
+    offer_sent_boot_s: float = 0.0
+    """When the sync was sent that brought the offer."""
+    start_within_s: int = 30
+    start_by_s: int = 600
+    go_boot_s: float | None = None
+    stop: StopAsked | None = None
+    refusal: Failing | None = None
+    started: StartedRecord | None = None
+    ended: EndedRecord | None = None
+
+
+def with_state(attempt: Attempt, state: State, **changes: object) -> Attempt:
+    """The same work, moved."""
+    return msgspec.structs.replace(attempt, state=state, **changes)

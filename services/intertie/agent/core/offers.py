@@ -1,0 +1,187 @@
+"""Claim or refuse: the ladder that every offer climbs. The first rung that breaks is the answer; the tests walk it in this order.
+
+Busy is no fault: between the hub's view and the claim a local user may have taken the device, and a site that says so loses nothing by it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Set
+from dataclasses import dataclass, field
+
+from intertie.agent.core.devices import Holds, Pool
+from intertie.agent.core.model import OPEN, Attempt, Failing, State
+from intertie.contracts.link import OfferBody
+from intertie.contracts.site import DeviceKind, DeviceState
+from intertie.ids import AttemptId, DeviceId, JobId, PoolName, SiteName, TenantName
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What the site works by when it judges an offer."""
+
+    site: SiteName
+    pools: Mapping[PoolName, Pool]
+    owner_tenant: TenantName
+    single_user: bool
+    """Not root: jobs run as the agent's own user, so only the owner's own tenant is taken."""
+    mappings: Set[tuple[TenantName, str]] = frozenset()
+    cordoned: Set[PoolName] = frozenset()
+    paused: bool = False
+    may_run_as: Callable[[str], str] = lambda account: ""
+    """Empty if the local account may run jobs here, else why not (unknown, root, the agent's own uid)."""
+
+
+@dataclass(slots=True)
+class Books:
+    """What the site remembers: attempts, holders, the highest generation of each job, and stops that came before their offer."""
+
+    attempts: dict[AttemptId, Attempt] = field(default_factory=dict)
+    holds: Holds = field(default_factory=Holds)
+    seen: dict[JobId, tuple[int, int]] = field(default_factory=dict)
+    tombstones: set[AttemptId] = field(default_factory=set)
+    observed: dict[DeviceId, DeviceState] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """The offer is taken; this is its row. Nothing starts before the go."""
+
+    attempt: Attempt
+
+
+@dataclass(frozen=True, slots=True)
+class Repeated:
+    """Answered before; the answer stands and travels in its lane."""
+
+    attempt: Attempt
+
+
+@dataclass(frozen=True, slots=True)
+class NotTaken:
+    why: Failing
+
+
+Answer = Taken | Repeated | NotTaken
+
+
+def judge(body: OfferBody, terms: Terms, books: Books, *, sent_boot_s: float, kernel_boot: str) -> Answer:
+    """Whether this site takes the offer. `body` was verified: its seal is the scheduler's."""
+    known = books.attempts.get(body.attempt)
+    if known is not None:
+        return Repeated(known)
+    for rung in LADDER:
+        why = rung(body, terms, books)
+        if why is not None:
+            return NotTaken(why)
+    pool = terms.pools[body.pool]
+    return Taken(
+        Attempt(
+            id=body.attempt,
+            job=body.job,
+            state=State.CLAIMED,
+            pool=body.pool,
+            kind=pool.kind,
+            model="" if pool.kind is DeviceKind.SLOT else pool.profile.accelerator,
+            devices=list(body.devices),
+            spec=body.spec,
+            account=body.account,
+            env=dict(body.env),
+            tenant=body.tenant,
+            epoch=body.epoch,
+            generation=body.generation,
+            attribution=body.attribution,
+            traceparent=body.traceparent,
+            kernel_boot=kernel_boot,
+            offer_sent_boot_s=sent_boot_s,
+            start_within_s=body.start_within_s,
+            start_by_s=body.start_by_s,
+        )
+    )
+
+
+def _wrong_site(body: OfferBody, terms: Terms, books: Books) -> Failing | None:
+    if body.site != terms.site:
+        return Failing(code="wrong_site", text=f"the offer is for site {body.site}, this is {terms.site}", fault=True)
+    return None
+
+
+def _tombstone(body: OfferBody, terms: Terms, books: Books) -> Failing | None:
+    if body.attempt in books.tombstones:
+        return Failing(code="stopped_before", text=f"a stop of {body.attempt} came before its offer")
+    return None
+
+
+def _stale(body: OfferBody, terms: Terms, books: Books) -> Failing | None:
+    seen = books.seen.get(body.job)
+    if seen is not None and (body.epoch, body.generation) <= seen:
+        text = f"epoch {body.epoch} generation {body.generation} is not above {seen[0]}/{seen[1]}, the highest seen of {body.job}"
+        return Failing(code="stale_generation", text=text)
+    return None
+
+
+def _paused(body: OfferBody, terms: Terms, books: Books) -> Failing | None:
+    return Failing(code="paused", text="the site's owner has paused lending") if terms.paused else None
+
+
+def _pool(body: OfferBody, terms: Terms, books: Books) -> Failing | None:
+    if body.pool not in terms.pools:
+        return Failing(code="unknown_pool", text=f"there is no pool {body.pool} here", fault=True)
+    if body.pool in terms.cordoned:
+        return Failing(code="cordoned", text=f"pool {body.pool} is cordoned")
+    return None
+
+
+def _tenant(body: OfferBody, terms: Terms, books: Books) -> Failing | None:
+    if terms.single_user:
+        if body.tenant != terms.owner_tenant:
+            text = f"single-user site: the agent is not root, so only the owner's tenant {terms.owner_tenant} is taken, not {body.tenant}"
+            return Failing(code="single_user", text=text, fault=True)
+        return None
+    if (body.tenant, body.account) not in terms.mappings:
+        text = f"tenant {body.tenant} is not mapped to local account {body.account or '(none)'} here"
+        return Failing(code="no_mapping", text=text, fault=True)
+    if why := terms.may_run_as(body.account):
+        return Failing(code="account", text=why, fault=True)
+    return None
+
+
+def _shape(body: OfferBody, terms: Terms, books: Books) -> Failing | None:
+    pool = terms.pools[body.pool]
+    there = {device.id for device in pool.devices}
+    unknown = [device for device in body.devices if device not in there]
+    if unknown:
+        return Failing(code="unknown_device", text=f"pool {body.pool} has no device {', '.join(unknown)}", fault=True)
+    wanted = body.spec.resources
+    if wanted.kind is not pool.kind or len(set(body.devices)) != wanted.count or len(body.devices) != wanted.count:
+        text = f"the job asks for {wanted.count} × {wanted.kind}, the offer names {len(body.devices)} devices of a pool of {pool.kind}"
+        return Failing(code="devices", text=text, fault=True)
+    return None
+
+
+def _lent(body: OfferBody, terms: Terms, books: Books) -> Failing | None:
+    limit = terms.pools[body.pool].profile.lendable.devices
+    lent = sum(len(a.devices) for a in books.attempts.values() if a.local is None and a.pool == body.pool and a.state in OPEN)
+    if lent + len(body.devices) > limit:
+        return Failing(
+            code="device_busy", text=f"{lent} of {limit} lendable devices of {body.pool} are lent, {len(body.devices)} more asked"
+        )
+    return None
+
+
+def _busy(body: OfferBody, terms: Terms, books: Books) -> Failing | None:
+    if busy := books.holds.busy(body.pool, body.devices):
+        return Failing(code="device_busy", text=f"held by other work here: {', '.join(busy)}")
+    return None
+
+
+def _unwell(body: OfferBody, terms: Terms, books: Books) -> Failing | None:
+    for device in body.devices:
+        match books.observed.get(device):
+            case DeviceState.LOST:
+                return Failing(code="device_lost", text=f"{device} has fallen off the bus", fault=True)
+            case DeviceState.FOREIGN:
+                return Failing(code="device_busy", text=f"processes that are not ours run on {device}")
+    return None
+
+
+LADDER = (_wrong_site, _tombstone, _stale, _paused, _pool, _tenant, _shape, _lent, _busy, _unwell)

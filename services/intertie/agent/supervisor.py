@@ -1,0 +1,398 @@
+"""One per job; it outlives the agent. Standard library only, everything imported at start, copied into the job folder and run from there.
+
+The folder is a contract with a version (`FORMAT`): the agent writes `spec.json` and `env.json`, this process leaves `claimed` (a second
+supervisor of the same attempt ends there), `supervisor.json`, `started.json`, `alive` (a sign of life every ten seconds) and `exit.json`.
+Records are preallocated and fsynced, so that a full disk cannot swallow an exit code. The job is stopped on SIGTERM, at its wall limit, or
+when `deadline.json` has passed; it counts as gone only when the kernel says that no descendant is left (we are their subreaper).
+Run as `python -I -S supervisor.py JOB_FOLDER`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import sys
+import time
+
+FORMAT = 1
+PR_SET_CHILD_SUBREAPER = 36
+PR_SET_NO_NEW_PRIVS = 38
+PRCTL = ctypes.CDLL(None, use_errno=True).prctl  # Loaded before any fork and before the code on disk can change.
+SIGNALS = {signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGUSR1}
+
+RECORD_BYTES = 4096
+"""Room of a preallocated record; the largest (an exit with a long path in it) is cut to fit."""
+ALIVE_S = 10.0
+"""After a host reboot the end of a run is the last sign of life, so this is the most that can be lost."""
+SWEEP_S = 0.05
+"""While a job is being stopped: soon enough to be felt as at once, seldom enough to cost nothing."""
+FREEZE_ROUNDS = 200
+"""Sweeps that stop new processes before the kill; a fork bomb is still after a few."""
+
+EXIT_TWICE = 4
+EXIT_DISK = 5
+EXIT_NO_SUBREAPER = 6
+
+
+def boot_ns() -> int:
+    """CLOCK_BOOTTIME in nanoseconds: counts suspend, restarts at boot."""
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+
+
+def now() -> dict[str, int]:
+    return {"utc_ns": time.time_ns(), "boot_ns": boot_ns()}
+
+
+def boot_id() -> str:
+    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as f:
+        return f.read().strip()
+
+
+def start_ticks(pid: int) -> int:
+    """Field 22 of /proc/PID/stat; the name in field 2 may hold spaces and brackets, so count from its last bracket."""
+    with open(f"/proc/{pid}/stat", "rb") as f:
+        return int(f.read().rpartition(b")")[2].split()[19])
+
+
+def identity(pid: int) -> dict[str, object]:
+    return {"pid": pid, "start_ticks": start_ticks(pid), "boot_id": boot_id()}
+
+
+def sync_folder(folder: str) -> None:
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+class Record:
+    """A file whose room is taken now and whose content comes later: `.NAME.part`, renamed to NAME when whole."""
+
+    def __init__(self, folder: str, name: str) -> None:
+        self.folder, self.name = folder, name
+        self.part = f"{folder}/.{name}.part"
+        self.fd = os.open(self.part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        os.posix_fallocate(self.fd, 0, RECORD_BYTES)
+        os.pwrite(self.fd, b" " * RECORD_BYTES, 0)
+        os.fsync(self.fd)
+
+    def write(self, value: dict[str, object]) -> None:
+        """Overwrite in place; blanks after the JSON keep the length."""
+        data = json.dumps(value).encode("ascii")
+        if len(data) > RECORD_BYTES:
+            data = json.dumps({k: v for k, v in value.items() if k != "refused"}).encode("ascii")
+        os.pwrite(self.fd, data.ljust(RECORD_BYTES), 0)
+        os.fsync(self.fd)
+
+    def publish(self, value: dict[str, object]) -> None:
+        """Write, then give it its name: a reader sees all of it or none, also after power loss."""
+        self.write(value)
+        os.rename(self.part, f"{self.folder}/{self.name}")
+        sync_folder(self.folder)
+
+
+def read_json(path: str) -> dict[str, object] | None:
+    """A small file of the agent's; None if it is not there or not whole (it is renamed into place, so a bad one is as none)."""
+    try:
+        with open(path, encoding="utf-8") as f:
+            value = json.load(f)
+    except (OSError, ValueError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def children(pid: int) -> list[int]:
+    """Direct children of `pid`; empty if it has gone."""
+    try:
+        found: list[int] = []
+        for task in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{task}/children", encoding="ascii") as f:
+                found += [int(child) for child in f.read().split()]
+        return found
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+
+
+def tree() -> dict[int, list[int]]:
+    """Children by parent from a walk of /proc: for kernels that do not list children."""
+    found: dict[int, list[int]] = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            with contextlib.suppress(OSError, IndexError, ValueError), open(f"/proc/{name}/stat", "rb") as f:
+                found.setdefault(int(f.read().rpartition(b")")[2].split()[1]), []).append(int(name))
+    return found
+
+
+def descendants() -> list[int]:
+    """All below us: as their subreaper we keep every orphan, whatever session it made for itself."""
+    walked = None if os.path.exists(f"/proc/self/task/{os.getpid()}/children") else tree()
+    found: list[int] = []
+    todo = [os.getpid()]
+    while todo:
+        pid = todo.pop()
+        kids = children(pid) if walked is None else walked.get(pid, [])
+        found += kids
+        todo += kids
+    return found
+
+
+def tell(pids: list[int], sig: int) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, sig)
+
+
+def kill_all(cgroup: str | None) -> None:
+    """SIGKILL to everything of the job, at once where the kernel can (cgroup v2), else after holding all of it still."""
+    if cgroup:
+        with contextlib.suppress(OSError), open(f"{cgroup}/cgroup.kill", "w", encoding="ascii") as f:
+            f.write("1")
+    held: set[int] = set()
+    for _ in range(FREEZE_ROUNDS):
+        fresh = [pid for pid in descendants() if pid not in held]
+        if not fresh:
+            break
+        tell(fresh, signal.SIGSTOP)
+        held.update(fresh)
+    tell(descendants(), signal.SIGKILL)
+
+
+def become(spec: dict[str, object], env: dict[str, str], go: int, said: int, log: int) -> None:
+    """After the fork: wait for the parent's record, drop rights, become the job. Never returns; a refusal is told through `said`."""
+    doing = "start"
+    try:
+        os.setsid()
+        if not os.read(go, 1):
+            os._exit(125)
+        cgroup = spec.get("cgroup")
+        if cgroup:
+            doing = str(cgroup)
+            with open(f"{cgroup}/cgroup.procs", "w", encoding="ascii") as f:
+                f.write(str(os.getpid()))
+        null = os.open("/dev/null", os.O_RDONLY)
+        os.dup2(null, 0)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        if "uid" in spec:
+            doing = f"uid {spec['uid']}"
+            with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as f:
+                f.write("0")
+            os.setgroups([int(g) for g in spec.get("groups", [])])  # type: ignore[attr-defined]  # a list by the contract
+            os.setgid(int(str(spec["gid"])))
+            os.setuid(int(str(spec["uid"])))
+        PRCTL(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)  # Programs with set-uid bits give nothing back.
+        os.umask(0o077)
+        doing = str(spec["cwd"])
+        os.chdir(doing)
+        for number in (signal.SIGHUP, signal.SIGPIPE):
+            signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+        argv = [str(word) for word in spec["argv"]]  # type: ignore[attr-defined]  # a list by the contract
+        doing = argv[0]
+        os.execve(argv[0], argv, env)
+    except OSError as err:
+        told = {"errno": err.errno, "file": str(err.filename or doing), "text": err.strerror}
+        os.write(said, json.dumps(told).encode("utf-8")[:1024])
+    except BaseException as err:
+        os.write(said, json.dumps({"errno": 0, "file": doing, "text": repr(err)[:200]}).encode("utf-8"))
+    os._exit(126)
+
+
+class Supervisor:
+    """The life of one job's processes, from fork to the last one seen gone."""
+
+    def __init__(self, folder: str, spec: dict[str, object]) -> None:
+        self.folder, self.spec = folder, spec
+        self.cgroup = str(spec["cgroup"]) if spec.get("cgroup") else None
+        self.wall_ns = int(float(str(spec["wall_s"])) * 1e9) if spec.get("wall_s") else None
+        self.grace_ns = int(float(str(spec.get("grace_s", 10))) * 1e9)
+        self.pid = 0
+        self.began: dict[str, int] = {}
+        self.main_ended: dict[str, int] | None = None
+        self.status = 0
+        self.usage = (0.0, 0.0, 0)
+        self.stopping_since: int | None = None
+        self.reason: str | None = None
+        self.left_behind = 0
+        self.refused = ""
+
+    def run(self) -> int:
+        """Prepare all records, start the job, see it through, leave the exit record."""
+        try:
+            started, alive, self.exit = (Record(self.folder, name) for name in ("started.json", "alive", "exit.json"))
+            self.log = os.open(f"{self.folder}/log", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+            alive.publish({"format": FORMAT, **now()})
+        except OSError as err:
+            sys.stderr.write(f"records: {err}" + "\n")
+            return EXIT_DISK
+        self.make_cgroup()
+        self.start(started)
+        gone = self.watch()
+        if self.cgroup:
+            with contextlib.suppress(OSError):
+                os.rmdir(self.cgroup)
+        self.exit.publish(self.record(gone))
+        return 0
+
+    def make_cgroup(self) -> None:
+        """Its own cgroup if the spec names one and the kernel agrees; else the subreaper alone contains the job."""
+        if not self.cgroup:
+            return
+        try:
+            os.makedirs(self.cgroup, exist_ok=True)
+            os.stat(f"{self.cgroup}/cgroup.kill")
+        except OSError:
+            self.cgroup = None
+            self.spec.pop("cgroup", None)
+
+    def start(self, started: Record) -> None:
+        env = read_json(f"{self.folder}/env.json") or {}
+        go_read, go_write = os.pipe()
+        said_read, said_write = os.pipe()  # Close-on-exec: an empty answer means that exec succeeded.
+        self.pid = os.fork()
+        if self.pid == 0:
+            become(self.spec, {k: str(v) for k, v in env.items()}, go_read, said_write, self.log)
+        os.close(go_read)
+        os.close(said_write)
+        os.close(self.log)
+        self.began = now()
+        started.publish({"format": FORMAT, **identity(self.pid), **self.began, "cgroup": self.cgroup})
+        os.write(go_write, b"1")
+        os.close(go_write)
+        self.refused = os.read(said_read, 4096).decode("utf-8", "replace")
+        os.close(said_read)
+
+    def watch(self) -> dict[str, int]:
+        """Until nothing of the job is left; the moment when that was seen."""
+        alive_at = boot_ns()
+        while not self.reap():
+            at = boot_ns()
+            if at - alive_at >= ALIVE_S * 1e9:
+                alive_at = at
+                with contextlib.suppress(OSError):
+                    self.alive_again()
+            if self.stopping_since is None:
+                self.look_for_an_end(at)
+            elif at - self.stopping_since >= self.grace_ns:
+                kill_all(self.cgroup)
+            hit = signal.sigtimedwait(SIGNALS, self.patience_s(at))
+            if hit and hit.si_signo == signal.SIGTERM and self.stopping_since is None:
+                self.ask("asked")
+        gone = now()
+        if self.main_ended is not None and not self.left_behind:
+            gone = self.main_ended
+        return gone
+
+    def alive_again(self) -> None:
+        """The sign of life is overwritten in place: no room is needed for it."""
+        with open(f"{self.folder}/alive", "r+b") as f:
+            f.write(json.dumps({"format": FORMAT, **now()}).encode("ascii").ljust(RECORD_BYTES))
+            f.flush()
+            os.fsync(f.fileno())
+
+    def reap(self) -> bool:
+        """Collect all that ended, orphans that came to us too; True when the kernel knows no child of ours any more."""
+        while True:
+            try:
+                got, status, usage = os.wait4(-1, os.WNOHANG)
+            except ChildProcessError:
+                return True
+            if got == 0:
+                return False
+            if got == self.pid:
+                self.main_ended, self.status = now(), status
+                self.usage = (usage.ru_utime, usage.ru_stime, usage.ru_maxrss)
+
+    def look_for_an_end(self, at: int) -> None:
+        if self.main_ended is not None:
+            self.left_behind = max(1, len(descendants()))  # `reap` has just said that there is at least one.
+            self.ask("left_behind")
+        elif self.wall_ns is not None and at - self.began["boot_ns"] >= self.wall_ns:
+            self.ask("wall_limit")
+        elif self.lease_over(at):
+            self.ask("lease_ended")
+
+    def lease_over(self, at: int) -> bool:
+        """By CLOCK_BOOTTIME of this boot or by the wall clock, the earlier; a lease of another boot is over."""
+        lease = read_json(f"{self.folder}/deadline.json")
+        if lease is None:
+            return False
+        return (
+            lease.get("boot_id") != boot_id()
+            or at >= float(str(lease.get("boot_s", 0))) * 1e9
+            or time.time_ns() >= float(str(lease.get("utc", 0))) * 1e9
+        )
+
+    def ask(self, reason: str) -> None:
+        """TERM to everything; what is left after the grace is killed. Final: nothing takes a stop back."""
+        asked = read_json(f"{self.folder}/stop.json") if reason == "asked" else None
+        if asked and "grace_s" in asked:
+            self.grace_ns = int(float(str(asked["grace_s"])) * 1e9)
+        self.reason, self.stopping_since = reason, boot_ns()
+        pids = descendants()
+        tell(pids, signal.SIGTERM)
+        tell(pids, signal.SIGCONT)  # A stopped process takes no TERM.
+
+    def patience_s(self, at: int) -> float:
+        """How long nothing can be due."""
+        if self.stopping_since is not None:
+            return SWEEP_S
+        patience = ALIVE_S if not os.path.exists(f"{self.folder}/deadline.json") else 1.0
+        if self.wall_ns is not None:
+            patience = min(patience, max(0.001, (self.began["boot_ns"] + self.wall_ns - at) / 1e9))
+        return patience
+
+    def record(self, gone: dict[str, int]) -> dict[str, object]:
+        refused = json.loads(self.refused) if self.refused else None
+        code = os.waitstatus_to_exitcode(self.status) if self.main_ended else None
+        return {
+            "format": FORMAT,
+            "code": code if code is not None and code >= 0 and not refused else None,
+            "signal": -code if code is not None and code < 0 else None,
+            "refused": refused,
+            "stopped_for": None if self.reason == "left_behind" else self.reason,
+            "left_behind": self.left_behind,
+            "started": self.began,
+            "main_ended": self.main_ended,
+            "gone": gone,
+            "ran_us": (gone["boot_ns"] - self.began["boot_ns"]) // 1000,
+            "user_s": self.usage[0],
+            "system_s": self.usage[1],
+            "max_rss_kib": self.usage[2],
+        }
+
+
+def main(folder: str) -> int:
+    os.chdir("/")
+    spec = read_json(f"{folder}/spec.json")
+    if spec is None or spec.get("format") != FORMAT:
+        sys.stderr.write(f"spec.json of format {FORMAT} expected" + "\n")
+        return 2
+    try:
+        os.close(os.open(f"{folder}/claimed", os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+    except FileExistsError:
+        return EXIT_TWICE
+    except OSError as err:
+        sys.stderr.write(f"claimed: {err}" + "\n")
+        return EXIT_DISK
+    if PRCTL(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
+        return EXIT_NO_SUBREAPER
+    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    if os.geteuid() == 0:
+        # Out of memory must take the job, not its only witness.
+        with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as f:
+            f.write("-500")
+    try:
+        Record(folder, "supervisor.json").publish({"format": FORMAT, **identity(os.getpid())})
+    except OSError as err:
+        sys.stderr.write(f"supervisor.json: {err}" + "\n")
+        return EXIT_DISK
+    return Supervisor(folder, spec).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))
