@@ -315,6 +315,8 @@ class Sync(Contract, frozen=True, kw_only=True):
     journal: JournalId
     first_seq: Positive
     digest_before: Digest
+    forgotten_through: NonNegative = 0
+    """Entries up to here may be gone from the journal, because the keeper called them safe. A keeper that asks for one of them was restored."""
     entries: list[msgspec.Raw]
     at_head: bool
     """True if nothing is left to send after these entries."""
