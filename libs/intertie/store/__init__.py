@@ -1,0 +1,28 @@
+"""The store of a hub service: PostgreSQL with outer timeouts, named queries, numbered migrations, outbox and relay, consumers with dead letters,
+audit rows, leadership; and the twin in memory. It knows no noun.
+"""
+
+from intertie.store.audit import audit_reply
+from intertie.store.failures import Violated
+from intertie.store.memory import MemoryStore
+from intertie.store.outbox import DeadLetter, HasOutbox, Leader, OutboxPort, read_meta
+from intertie.store.pg import Database
+from intertie.store.queries import Queries, Query, load_queries
+from intertie.store.tx import StoreTx, Tx
+
+__all__ = [
+    "Database",
+    "DeadLetter",
+    "HasOutbox",
+    "Leader",
+    "MemoryStore",
+    "OutboxPort",
+    "Queries",
+    "Query",
+    "StoreTx",
+    "Tx",
+    "Violated",
+    "audit_reply",
+    "load_queries",
+    "read_meta",
+]
