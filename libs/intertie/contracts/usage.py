@@ -211,6 +211,8 @@ class Statement(Contract, frozen=True, kw_only=True):
     incomplete: list[str] = []
     """Attempts that ran in this period and are not complete: what is missing, from whom."""
     in_suspense: NonNegative = 0
+    more_after: str = ""
+    """Lines go on after this job: ask again with `after`. All sums are of the whole statement."""
     at: Instant
 
 
@@ -219,6 +221,8 @@ class StatementQuery(Contract, frozen=True, kw_only=True):
 
     tenant: TenantName
     period: str = ""
+    after: str = ""
+    """A job: lines after it only."""
 
 
 class BookQuery(Contract, frozen=True, kw_only=True):
@@ -339,4 +343,6 @@ class LedgerCheck(Contract, frozen=True, kw_only=True):
     quarantined: NonNegative
     suspense_segments: NonNegative
     incomplete: list[AttemptId] = []
+    differing: list[AttemptId] = []
+    """Attempts whose postings are not what their segments rate to now; at most 100."""
     text: Text = ""

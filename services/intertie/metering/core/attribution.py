@@ -1,0 +1,132 @@
+"""Whether a segment may be believed and to whom it belongs: an ordered ladder of reasons to wait, and nothing is ever dropped.
+
+A site is paid by what it says here, so every word is proven: the server names the lane's site, the site's key signed the segment, the
+scheduler's key signed the attribution inside, and both agree with the scheduler's own record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from enum import StrEnum
+
+from intertie.contracts.base import decode
+from intertie.contracts.job import AttemptRecord, Attribution
+from intertie.contracts.link import Sealed
+from intertie.errors import Refused
+from intertie.ids import Digest, SegmentId, SiteName
+from intertie.metering.core.evidence import Received, SiteKeys
+
+Verify = Callable[[Sealed, str], bool]
+"""(sealed, public key) → whether that key signed exactly these bytes."""
+
+
+class Reason(StrEnum):
+    """Why a segment waits in suspense. Ordered: the first that applies is told."""
+
+    OTHER_SITE = "other_site"
+    SITE_KEY_UNKNOWN = "site_key_unknown"
+    BAD_SEAL = "bad_seal"
+    NO_ATTRIBUTION = "no_attribution"
+    ATTRIBUTION_BAD_SEAL = "attribution_bad_seal"
+    ATTRIBUTION_MISMATCH = "attribution_mismatch"
+    CONFLICT = "conflict"
+    ATTEMPT_UNKNOWN = "attempt_unknown"
+    RECORD_MISMATCH = "record_mismatch"
+    NEVER_RAN = "never_ran"
+    NO_SPEC = "no_spec"
+    NO_PRICE = "no_price"
+
+
+TEXTS: Mapping[Reason, str] = {
+    Reason.OTHER_SITE: "the segment names another site than the lane that brought it",
+    Reason.SITE_KEY_UNKNOWN: "no key of this site is known yet",
+    Reason.BAD_SEAL: "the segment is not signed by a valid key of this site",
+    Reason.NO_ATTRIBUTION: "the segment carries no signed attribution",
+    Reason.ATTRIBUTION_BAD_SEAL: "the attribution is not signed by the scheduler",
+    Reason.ATTRIBUTION_MISMATCH: "the attribution belongs to another attempt, site or pool",
+    Reason.CONFLICT: "another content under the same segment id was accepted before",
+    Reason.ATTEMPT_UNKNOWN: "the scheduler's record of this attempt is not here yet",
+    Reason.RECORD_MISMATCH: "the attribution differs from the scheduler's record",
+    Reason.NEVER_RAN: "the scheduler's record says that this attempt never ran",
+    Reason.NO_SPEC: "no agreed meter spec",
+    Reason.NO_PRICE: "the agreed meter spec has no price for this device",
+}
+
+RESOLVABLE = frozenset(
+    {
+        Reason.SITE_KEY_UNKNOWN,
+        Reason.BAD_SEAL,
+        Reason.ATTRIBUTION_BAD_SEAL,
+        Reason.ATTEMPT_UNKNOWN,
+        Reason.RECORD_MISMATCH,
+        Reason.NEVER_RAN,
+        Reason.NO_SPEC,
+        Reason.NO_PRICE,
+    }
+)
+"""Reasons that new evidence (a key, a record, an agreement) may lift; the others need a person."""
+
+COUNTED = frozenset({"", Reason.NO_SPEC, Reason.NO_PRICE})
+"""Segments that are believed: they count towards completeness even while their price is not agreed."""
+
+NEVER_RAN = frozenset({"refused", "withdrawn", "not_started"})
+"""States of an attempt that ended before it began."""
+
+
+def judge(
+    items: Sequence[Received],
+    record: AttemptRecord | None,
+    keys: Mapping[SiteName, SiteKeys],
+    scheduler_keys: frozenset[str],
+    verify: Verify,
+) -> list[Received]:
+    """Each segment with what is known of it now; `suspense` empty where it counts (its price is judged elsewhere). Order is kept."""
+    accepted: dict[SegmentId, Digest] = {}
+    judged: list[Received] = []
+    for item in items:
+        reason, attribution = _prove(item, keys.get(item.site, SiteKeys()), scheduler_keys, verify)
+        if attribution is not None:
+            item = replace(item, proven=True, tenant=attribution.tenant)
+            reason = _place(item, attribution, record, accepted)
+        if not reason:
+            accepted[item.segment.id] = item.digest
+        judged.append(replace(item, suspense=str(reason)))
+    return judged
+
+
+def _prove(item: Received, keys: SiteKeys, scheduler_keys: frozenset[str], verify: Verify) -> tuple[Reason | str, Attribution | None]:
+    """What a segment proves by itself: who measured it, and the attribution that the scheduler gave."""
+    segment = item.segment
+    if segment.site != item.site:
+        return Reason.OTHER_SITE, None
+    if not item.proven:
+        if not keys.valid and not keys.revoked:
+            return Reason.SITE_KEY_UNKNOWN, None
+        if not any(verify(item.sealed, key) for key in sorted(keys.valid)):
+            return Reason.BAD_SEAL, None
+    if segment.attribution is None:
+        return Reason.NO_ATTRIBUTION, None
+    if not item.proven and not any(verify(segment.attribution, key) for key in sorted(scheduler_keys)):
+        return Reason.ATTRIBUTION_BAD_SEAL, None
+    try:
+        attribution = decode(segment.attribution.payload, Attribution, what="attribution")
+    except Refused:
+        return Reason.ATTRIBUTION_MISMATCH, None
+    if (attribution.attempt, attribution.site, attribution.pool) != (segment.attempt, segment.site, segment.pool):
+        return Reason.ATTRIBUTION_MISMATCH, None
+    return "", attribution
+
+
+def _place(item: Received, attribution: Attribution, record: AttemptRecord | None, accepted: Mapping[SegmentId, Digest]) -> Reason | str:
+    """How a proven segment stands to what is already known."""
+    if accepted.get(item.segment.id, item.digest) != item.digest:
+        return Reason.CONFLICT
+    if record is None:
+        return Reason.ATTEMPT_UNKNOWN
+    told = (attribution.tenant, attribution.job, attribution.site, attribution.pool, attribution.spec, attribution.spec_revision)
+    if told != (record.tenant, record.job, record.site, record.pool, record.spec, record.spec_revision):
+        return Reason.RECORD_MISMATCH
+    if record.state in NEVER_RAN:
+        return Reason.NEVER_RAN
+    return ""
