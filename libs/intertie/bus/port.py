@@ -22,7 +22,15 @@ class Message:
     reply: str = ""
 
 
-Handler = Callable[[Message], Awaitable[bytes | None]]
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """An answer that carries headers; plain bytes are an answer without."""
+
+    body: bytes
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+Handler = Callable[[Message], Awaitable[bytes | Reply | None]]
 """What it returns, if not None, is sent to `reply`. What it raises is logged and counted; the subscription lives on."""
 
 
