@@ -81,6 +81,13 @@ def _recovered(record: IncidentRecord, now: datetime) -> IncidentRecord:
     return record if record.recovered_at is not None else _next(record, recovered_at=now)
 
 
+def folding(before: IncidentRecord | None, after: IncidentRecord) -> str:
+    """What the audit calls the step from `before` to `after`."""
+    if before is None:
+        return "incident.open"
+    return "incident.recover" if after.times == before.times else "incident.repeat"
+
+
 def acknowledge(record: IncidentRecord, *, by: str, now: datetime) -> IncidentRecord:
     """Somebody has taken it. The first one stays named; a second acknowledgement changes nothing."""
     if record.state is IncidentState.CLOSED:

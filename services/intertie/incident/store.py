@@ -1,11 +1,11 @@
-"""What incident needs of its store: a port of eight verbs, each one transaction. `pg` keeps it in PostgreSQL, `memory` is the twin.
+"""What incident needs of its store: a narrow port, each verb one transaction. `pg` keeps it in PostgreSQL, `memory` is the twin.
 
-The rules stay in `core`: a verb that changes an incident is given a pure decision and calls it with the locked record.
+The rules stay in `core`; a verb that changes an incident loads it under a lock, asks the core, and saves record, event and audit row together.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Protocol
 
@@ -14,6 +14,9 @@ from intertie.contracts.identity import AuditQuery, AuditRow
 from intertie.contracts.incident import IncidentRecord, IncidentsQuery, ReportIncident
 from intertie.contracts.site import PoolRecord, SiteRecord
 from intertie.ids import IncidentId
+
+RULE = "rule"
+"""The actor of what no person asked for."""
 
 Decide = Callable[[IncidentRecord], IncidentRecord]
 """The record as it is, locked → as it shall be; the same record means that nothing is written."""
@@ -33,20 +36,18 @@ class IncidentStore(Protocol):
         """Take a site's record, if its version is higher than the one held, and fold what its freshness says."""
         ...
 
-    async def apply_pool(self, pool: PoolRecord, *, now: datetime, meta: EventMeta | None = None) -> None:
-        """Remember a pool's phase, if its version is higher than the one held."""
+    async def apply_pool(self, pool: PoolRecord, *, now: datetime, meta: EventMeta | None = None) -> IncidentRecord | None:
+        """Take a pool's phase, if its version is higher than the one held, and fold what the site's freshness says now."""
         ...
 
     async def get(self, incident: IncidentId) -> IncidentRecord | None: ...
 
-    async def list(self, query: IncidentsQuery) -> list[IncidentRecord]:
+    async def find(self, query: IncidentsQuery) -> Sequence[IncidentRecord]:
         """Newest first."""
         ...
 
-    async def change(
-        self, incident: IncidentId, decide: Decide, *, actor: str, action: str, reason: str = "", now: datetime
-    ) -> IncidentRecord | None:
+    async def change(self, incident: IncidentId, decide: Decide, *, actor: str, action: str, reason: str = "") -> IncidentRecord | None:
         """Decide under a lock, save with event and audit row. None if there is no such incident."""
         ...
 
-    async def audit_rows(self, query: AuditQuery) -> list[AuditRow]: ...
+    async def read_audit(self, query: AuditQuery) -> list[AuditRow]: ...
