@@ -1,0 +1,91 @@
+"""`intertie`: the command line's entry. Commands are imported when named, so that `--help` and completion stay quick."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Mapping
+from importlib.metadata import version as package_version
+
+import click
+
+from intertie.errors import IntertieError
+
+# name → (module of intertie.cli, attribute, one line of help). The order is the order of a first day.
+COMMANDS: Mapping[str, tuple[str, str, str]] = {
+    "quickstart": ("quickstart", "quickstart", "Everything on this machine: a hub, a site, real jobs, a priced statement."),
+    "submit": ("submit", "submit", "Submit a job script; the work folder goes with it."),
+    "jobs": ("jobs", "jobs", "List jobs."),
+    "job": ("jobs", "job", "Show one job."),
+    "explain": ("jobs", "explain", "Why a job waits, or why it runs where it runs."),
+    "story": ("jobs", "story", "All that happened to a job, with its evidence."),
+    "logs": ("jobs", "logs", "Read a job's log; -f follows."),
+    "fetch": ("jobs", "fetch", "Bring a job's outputs."),
+    "cancel": ("jobs", "cancel", "Cancel a job."),
+    "statement": ("money", "statement", "What it cost and why, to the job and attempt."),
+    "meterspec": ("money", "meterspec", "Agreements about what is metered and who pays."),
+    "site": ("sites", "site", "Invite, join, list and cordon sites."),
+    "tenant": ("people", "tenant", "Tenants, their local accounts, quotas and allowances."),
+    "token": ("people", "token", "API tokens."),
+    "login": ("people", "login", "Remember a hub and a token."),
+    "incident": ("incidents", "incident", "Open faults: list, take, close."),
+    "audit": ("people", "audit", "Who did what, on what, why."),
+    "doctor": ("doctor", "doctor", "Check this machine, the hub and the way between."),
+    "hub": ("hub", "hub", "Run a hub on this machine: init, up, status."),
+    "agent": ("agent", "agent", "Run a site's agent on this machine."),
+    "local": ("local", "local", "The owner's own use of a site's machine; works with hub and bus gone."),
+}
+
+
+class Lazy(click.Group):
+    """A group whose commands are imported when called; help comes from the table."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module, attribute, _ = COMMANDS[cmd_name]
+        command = getattr(importlib.import_module(f"intertie.cli.{module}"), attribute)
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, _, text) in COMMANDS.items()])
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as err:
+            import difflib
+
+            close = difflib.get_close_matches(args[0], COMMANDS, n=1)
+            raise click.UsageError(f"{err.message}{f' Did you mean {close[0]!r}?' if close else ''}", ctx) from None
+
+
+@click.group(cls=Lazy, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(package_version("intertie"), prog_name="intertie")
+def cli() -> None:
+    """Intertie joins GPU clusters that already exist: one way to submit, one way to be billed, each cluster its own master.
+
+    Exit codes: 0 ok, 1 failed, 2 usage, 3 not found, 4 denied, 5 timeout or unreachable. Language: INTERTIE_LANG=en|zh.
+    """
+
+
+def main() -> None:
+    """Run the command line; known errors become one line with the next step, never a traceback."""
+    try:
+        cli(prog_name="intertie")
+    except IntertieError as err:
+        from intertie.cli.out import fail
+
+        fail(err)
+    except BrokenPipeError:
+        sys.stderr.close()
+        sys.exit(0)
+
+
+if __name__ == "__main__":
+    main()

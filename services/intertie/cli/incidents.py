@@ -1,0 +1,72 @@
+"""Incidents: what a person must know, take, and close with a reason."""
+
+from __future__ import annotations
+
+import click
+
+from intertie.cli.out import ago, json_option, line, print_json, table
+from intertie.cli.session import connect
+from intertie.contracts.base import Contract, Empty
+from intertie.contracts.incident import IncidentRecord, IncidentsReply, IncidentState
+from intertie.text import language, say
+
+
+class CloseBody(Contract, frozen=True, kw_only=True):
+    reason: str
+
+
+@click.group()
+def incident() -> None:
+    """Open faults: list, take, close."""
+
+
+@incident.command("list")
+@click.option("--state", type=click.Choice([s.value for s in IncidentState]), default=None)
+@click.option("--site", default=None)
+@json_option
+def list_incidents(state: str | None, site: str | None, as_json: bool) -> None:
+    """Incidents, newest first."""
+    reply = connect().get("/v1/incidents", IncidentsReply, {"state": state, "site": site})
+    if as_json:
+        print_json(reply)
+        return
+    rows = [
+        (
+            i.incident,
+            i.severity,
+            i.state,
+            i.title,
+            f"×{i.times}",
+            ago(i.opened_at),
+            i.acknowledged_by or "-",
+            "yes" if i.recovered_at else "no",
+        )
+        for i in reply.incidents
+    ]
+    table(
+        ("INCIDENT", "SEVERITY", "STATE", "TITLE", "TIMES", "AGE", "TAKEN BY", "RECOVERED"), rows, empty=say("cli.no_incidents", language())
+    )
+
+
+@incident.command()
+@click.argument("incident_id", metavar="INCIDENT")
+@json_option
+def ack(incident_id: str, as_json: bool) -> None:
+    """Take INCIDENT: you look after it from now on."""
+    _tell(connect().post(f"/v1/incidents/{incident_id}/acknowledge", IncidentRecord, Empty()), as_json)
+
+
+@incident.command()
+@click.argument("incident_id", metavar="INCIDENT")
+@click.option("--reason", required=True, help="What it was and what was done.")
+@json_option
+def close(incident_id: str, reason: str, as_json: bool) -> None:
+    """Close INCIDENT with a reason."""
+    _tell(connect().post(f"/v1/incidents/{incident_id}/close", IncidentRecord, CloseBody(reason=reason)), as_json)
+
+
+def _tell(record: IncidentRecord, as_json: bool) -> None:
+    if as_json:
+        print_json(record)
+    else:
+        line(f"{record.incident}  {record.state}  {record.title}")

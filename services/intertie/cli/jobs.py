@@ -1,0 +1,275 @@
+"""Looking at jobs, following them, fetching what they made, ending them."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import click
+
+from intertie.cli.client import Client
+from intertie.cli.out import EXIT_FAILED, EXIT_TIMEOUT, ago, json_option, line, local, note, print_json, table
+from intertie.cli.session import connect
+from intertie.contracts.base import Contract
+from intertie.contracts.job import AttemptRecord, JobRecord, JobsReply, JobState, Story
+from intertie.contracts.link import LogChunk
+from intertie.errors import IntertieError, NotFound, Refused, Unavailable
+from intertie.lifecycle import JOB_TERMINAL, word
+from intertie.pack import file_digest, unpack
+from intertie.text import language, say
+
+
+class CancelBody(Contract, frozen=True, kw_only=True):
+    reason: str = ""
+
+
+class Link(Contract, frozen=True, kw_only=True):
+    url: str
+
+
+def state_text(job: JobRecord) -> str:
+    """The word people see and the fine state beside it."""
+    lang = language()
+    seen = say(f"word.{word(job.state, site_silent=job.site_silent_since is not None)}", lang)
+    return f"{seen} ({say(f'state.{job.state}', lang)})"
+
+
+def asked(job: JobRecord) -> str:
+    r = job.spec.resources
+    return f"{r.gpus}×{r.gpu_model or 'GPU'}" if r.gpus else f"{r.slots}×slot"
+
+
+@click.command()
+@click.option("--state", type=click.Choice([s.value for s in JobState]), default=None)
+@click.option("--site")
+@click.option("--tenant")
+@click.option("--limit", type=click.IntRange(1, 1000), default=50)
+@json_option
+def jobs(state: str | None, site: str | None, tenant: str | None, limit: int, as_json: bool) -> None:
+    """List jobs, newest first."""
+    query = {"state": state, "site": site, "tenant": tenant, "limit": limit}
+    reply = connect().get("/v1/jobs", JobsReply, query)
+    if as_json:
+        print_json(reply)
+        return
+    rows = [
+        (j.job, j.spec.name, state_text(j), asked(j), j.attempts[-1].site if j.attempts else "-", ago(j.submitted_at)) for j in reply.jobs
+    ]
+    table(("JOB", "NAME", "STATE", "ASKED", "SITE", "AGE"), rows, empty=say("cli.no_jobs", language()))
+    if reply.more:
+        note(say("cli.more", language(), limit=limit))
+
+
+@click.command()
+@click.argument("job")
+@json_option
+def job(job: str, as_json: bool) -> None:
+    """Show one job: its state, its attempts, what it cost so far, its page."""
+    client = connect()
+    record = client.get(f"/v1/jobs/{job}", JobRecord)
+    if as_json:
+        print_json(record)
+        return
+    tell_job(record)
+    try:
+        line(client.post(f"/v1/jobs/{job}/link", Link, {}).url)
+    except IntertieError as err:
+        note(f"{err.text} [{err.code}]")
+
+
+def tell_job(record: JobRecord) -> None:
+    """A job as a few lines."""
+    lang = language()
+    line(f"{record.spec.name}  {record.job}")
+    line(f"{state_text(record)}  {asked(record)}  {local(record.submitted_at)}")
+    if record.site_silent_since:
+        line(say("page.silent", lang, since=local(record.site_silent_since)))
+    if record.waiting:
+        line(f"{say(f'wait.{record.waiting.reason}', lang)}: {record.waiting.text}")
+    for attempt in record.attempts:
+        line(say("page.attempt", lang, number=attempt.number) + f"  {attempt.site}/{attempt.pool}  {attempt_text(attempt)}")
+    if record.state is JobState.FAILED and record.attempts:
+        tell_failure(record, record.attempts[-1])
+    if record.trace_id:
+        line(f"{say('page.trace', lang)} {record.trace_id}")
+
+
+def attempt_text(attempt: AttemptRecord) -> str:
+    """What became of an attempt."""
+    if attempt.outcome is None:
+        return attempt.state
+    cause = f", {say(f'cause.{attempt.cause}', language())}" if attempt.cause else ""
+    code = f", exit {attempt.exit_code}" if attempt.exit_code is not None else ""
+    return f"{attempt.outcome}{cause}{code}, {attempt.ran_us / 1e6:.3f} s"
+
+
+def tell_failure(record: JobRecord, attempt: AttemptRecord) -> None:
+    """Cause, last log lines, who pays, next command."""
+    lang = language()
+    cause = attempt.cause or "unknown"
+    line(say("cli.failed", lang, cause=say(f"cause.{cause}", lang), reason=attempt.reason or "-"))
+    for text in attempt.log_tail.rstrip().splitlines()[-5:]:
+        line(f"  | {text}")
+    line(say("cli.failed_next", lang, job=record.job))
+
+
+@click.command()
+@click.argument("job")
+@json_option
+def explain(job: str, as_json: bool) -> None:
+    """Why JOB waits, pool by pool; for one that was placed, why there."""
+    record = connect().get(f"/v1/jobs/{job}", JobRecord)
+    if as_json:
+        print_json(record.waiting if record.waiting else record)
+        return
+    lang = language()
+    line(state_text(record))
+    if record.waiting is None:
+        for attempt in record.attempts:
+            line(f"{say('page.attempt', lang, number=attempt.number)}: {attempt.site}/{attempt.pool}: {attempt.why_here}")
+        return
+    waiting = record.waiting
+    position = f"  #{waiting.position}" if waiting.position else ""
+    line(f"{say(f'wait.{waiting.reason}', lang)}: {waiting.text}{position}")
+    for row in waiting.rejections:
+        line(f"  {row.site}/{row.pool}: {row.text} [{row.rule}]")
+    if waiting.round:
+        line(say("cli.round", lang, round=waiting.round, since=local(waiting.since)))
+
+
+@click.command()
+@click.argument("job")
+@json_option
+def story(job: str, as_json: bool) -> None:
+    """All that happened to JOB: when, who, what, why, by which evidence."""
+    told = connect().get(f"/v1/jobs/{job}/story", Story)
+    if as_json:
+        print_json(told)
+        return
+    rows = [(local(s.at), s.actor, s.what + (" ∘" if s.islanded else ""), s.why, s.evidence) for s in told.lines]
+    lang = language()
+    columns = [say(f"page.{c}", lang) for c in ("when", "who", "what", "why", "evidence")]
+    table(columns, rows, empty=job)
+
+
+@click.command()
+@click.argument("job")
+@click.option("-f", "--follow", "following", is_flag=True, help="Go on until the job has ended; its outcome is the exit code.")
+@click.option("--attempt", help="An attempt other than the last.")
+def logs(job: str, following: bool, attempt: str | None) -> None:
+    """Print JOB's log."""
+    client = connect()
+    if following:
+        sys.exit(follow(client, job, attempt=attempt))
+    offset = 0
+    while True:
+        chunk = client.get(f"/v1/jobs/{job}/logs", LogChunk, {"offset": offset, "attempt": attempt})
+        click.echo(chunk.text, nl=False)
+        if chunk.next_offset == offset or chunk.next_offset >= chunk.total:
+            return
+        offset = chunk.next_offset
+
+
+def follow(client: Client, job: str, *, attempt: str | None = None, poll_s: float = 0.5) -> int:
+    """Print the log as it grows until the job ended; 0 if it succeeded. A silent site or hub is waited for, and said once."""
+    offset, said, seen = 0, "", ""
+    while True:
+        try:
+            record = client.get(f"/v1/jobs/{job}", JobRecord)
+            if state_text(record) != said:
+                said = state_text(record)
+                note(f"· {said}")
+            current = attempt or (record.attempts[-1].attempt if record.attempts else "")
+            if current != seen:
+                offset, seen = 0, current
+            if record.attempts:
+                offset = drain(client, job, current, offset)
+            if record.state in JOB_TERMINAL:
+                if record.state is JobState.FAILED and record.attempts:
+                    tell_failure(record, record.attempts[-1])
+                return 0 if record.state is JobState.SUCCEEDED else EXIT_FAILED
+        except Unavailable as err:
+            if err.code != said:
+                said = err.code
+                note(f"· {err.text}")
+        time.sleep(poll_s)
+
+
+def drain(client: Client, job: str, attempt: str, offset: int) -> int:
+    """Print what is new; the next offset."""
+    while True:
+        try:
+            chunk = client.get(f"/v1/jobs/{job}/logs", LogChunk, {"offset": offset, "attempt": attempt})
+        except NotFound:
+            return offset
+        click.echo(chunk.text, nl=False)
+        if chunk.next_offset == offset or not chunk.text:
+            return chunk.next_offset
+        offset = chunk.next_offset
+
+
+@click.command()
+@click.argument("job")
+@click.option("--to", "target", type=click.Path(path_type=Path, file_okay=False), default=None, help="Folder (default: ./<job>).")
+@click.option("--attempt", help="The outputs of this attempt.")
+@click.option("--wait", "wait_s", type=click.IntRange(0), default=0, help="Seconds to wait for results that are not here yet.")
+def fetch(job: str, target: Path | None, attempt: str | None, wait_s: int) -> None:
+    """Bring JOB's declared outputs into a folder."""
+    client, folder = connect(), target or Path(job)
+    if folder.exists() and any(folder.iterdir()):
+        raise Refused("cli.not_empty", f"{folder} is not empty", next_step="name another folder with --to DIR")
+    deadline = time.monotonic() + wait_s  # noqa: TID251  # a wait of this command, not a fact
+    while True:
+        try:
+            with tempfile.NamedTemporaryFile(suffix=".tar.gz") as data:
+                with client.open("GET", f"/v1/jobs/{job}/result", query={"attempt": attempt}, timeout_s=600) as response:
+                    promised = response.headers.get("X-Digest", "")
+                    while chunk := response.read(1 << 20):
+                        data.write(chunk)
+                data.flush()
+                if promised and file_digest(Path(data.name)) != promised:
+                    raise IntertieError("cli.result_damaged", "the results arrived damaged", next_step="try again")
+                folder.mkdir(parents=True, exist_ok=True)
+                files = unpack(Path(data.name), folder)
+            note(say("cli.fetched", language(), files=files, folder=folder))
+            line(str(folder))
+            return
+        except NotFound:
+            if time.monotonic() >= deadline:  # noqa: TID251
+                raise
+            time.sleep(0.5)
+
+
+@click.command()
+@click.argument("job_ids", metavar="JOB...", nargs=-1, required=True)
+@click.option("--reason", default="", help="Why; shown in the job's story.")
+@click.option("--wait", is_flag=True, help="Wait until its processes are seen gone.")
+@json_option
+def cancel(job_ids: tuple[str, ...], reason: str, wait: bool, as_json: bool) -> None:
+    """Cancel JOBs. The intent lasts: it wins over a start that has not happened, and reaches a silent site when it returns."""
+    client = connect()
+    worst = 0
+    for job_id in job_ids:
+        try:
+            record = client.post(f"/v1/jobs/{job_id}/cancel", JobRecord, CancelBody(reason=reason))
+            deadline = time.monotonic() + 60  # noqa: TID251
+            while wait and record.state not in JOB_TERMINAL:
+                if time.monotonic() > deadline:  # noqa: TID251
+                    note(say("cli.cancel_waits", language(), job=job_id))
+                    worst = EXIT_TIMEOUT
+                    break
+                time.sleep(0.3)
+                record = client.get(f"/v1/jobs/{job_id}", JobRecord)
+        except NotFound as err:
+            note(f"{job_id}: {err.text} [{err.code}]")
+            worst = max(worst, 3)
+            continue
+        if as_json:
+            print_json(record)
+        else:
+            line(f"{job_id}  {state_text(record)}")
+            if record.state not in JOB_TERMINAL:
+                note(say("cli.cancel_asked", language()))
+    sys.exit(worst)

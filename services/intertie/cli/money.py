@@ -1,0 +1,172 @@
+"""What it cost and why: statements, and the agreements behind them."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from decimal import Decimal, InvalidOperation
+
+import click
+
+from intertie.cli.out import json_option, line, note, print_json, table
+from intertie.cli.session import connect
+from intertie.contracts.site import DeviceKind
+from intertie.contracts.usage import AgreeSpec, AttemptBook, MeterSpec, Price, SpecsReply, Statement, UsagePhase, WhoPays
+from intertie.rating.text import formula_text, money_text
+from intertie.text import language, say
+
+
+@click.command()
+@click.option("--tenant", help="Tenant (default: your token's).")
+@click.option("--period", default="", help="Such as 2026-12 (default: now).")
+@click.option("--csv", "as_csv", is_flag=True, help="Print CSV, with Chinese headers in a Chinese locale.")
+@json_option
+def statement(tenant: str | None, period: str, as_csv: bool, as_json: bool) -> None:
+    """What a tenant used and pays in a period: each amount unfolds to its formula."""
+    client, query = connect(), {"tenant": tenant, "period": period}
+    if as_csv:
+        with client.open("GET", "/v1/statements", query={**query, "format": "csv", "lang": language()}) as response:
+            click.echo(response.read().decode(), nl=False)
+        return
+    told = client.get("/v1/statements", Statement, query)
+    if as_json:
+        print_json(told)
+    else:
+        tell_statement(told)
+
+
+def tell_statement(told: Statement) -> None:
+    """A statement as lines: job, attempt, formula, clause, who pays."""
+    lang = language()
+    kind = say("cli.provisional" if told.provisional else "cli.final", lang)
+    line(say("cli.statement", lang, tenant=told.tenant, period=told.period, zone=told.time_zone, kind=kind))
+    if not told.lines:
+        note(say("cli.no_lines", lang))
+    for row in told.lines:
+        line(f"\n{row.name}  {row.job}  {money_text(row.amount, told.currency)}")
+        for number, book in enumerate(row.attempts, start=1):
+            tell_book(number, book)
+    line("\n" + say("cli.total", lang, amount=money_text(told.total, told.currency)))
+    if told.paid_by_others:
+        line(say("cli.total_others", lang, amount=money_text(told.paid_by_others, told.currency)))
+    if told.disputed:
+        line(say("cli.disputed", lang, amount=money_text(told.disputed, told.currency)))
+    for what in told.incomplete:
+        line(say("cli.incomplete", lang, what=what))
+    if told.in_suspense:
+        line(say("cli.suspense", lang, count=told.in_suspense))
+
+
+def tell_book(number: int, book: AttemptBook) -> None:
+    """One attempt of a statement."""
+    lang = language()
+    line(f"  {say('page.attempt', lang, number=number)}  {book.site}  {book.outcome or '-'}  {book.run_us / 1e6:.3f} s")
+    for charge in book.charges:
+        line(f"    {formula_text(charge.formula, lang)}  {say(f'payer.{charge.payer}', lang)}")
+        line(f"    {charge.formula.clause}" + (f"  · {say('page.islanded', lang)}" if charge.islanded else ""))
+    if not book.complete:
+        line(f"    {say('page.not_complete', lang, missing=book.missing)}")
+
+
+@click.group()
+def meterspec() -> None:
+    """Agreements between two named parties: what is counted, when the clock runs, who pays which end."""
+
+
+def read_price(text: str) -> Price:
+    """`gpu=12.50`, `gpu:A100=20`, `slot=6`."""
+    what, equals, amount = text.partition("=")
+    kind, _, model = what.partition(":")
+    try:
+        if not equals:
+            raise ValueError("no '='")
+        price = Price(kind=DeviceKind(kind), model=model, per_hour=Decimal(amount))
+        if not price.per_hour.is_finite() or price.per_hour < 0:
+            raise ValueError("not an amount")
+    except (ValueError, InvalidOperation) as err:
+        raise click.UsageError(
+            f"--price {text!r}: write KIND[:MODEL]=AMOUNT per device-hour, such as gpu:A100=20.00 or slot=6 ({err})"
+        ) from err
+    return price
+
+
+@meterspec.command()
+@click.option("--title", required=True)
+@click.option("--provider", default="platform", help="`platform`, or a site's name.")
+@click.option("--consumer", default="*", help="A tenant, `platform`, or `*` for every tenant without an agreement of its own.")
+@click.option("--currency", default="CNY")
+@click.option("--price", "prices", multiple=True, required=True, help="KIND[:MODEL]=AMOUNT per device-hour; may be repeated.")
+@click.option(
+    "--charge", "phases", multiple=True, type=click.Choice([p.value for p in UsagePhase]), help="Clocks that cost money (default: run)."
+)
+@click.option("--pays", "payers", multiple=True, help="END=WHO, such as job=tenant or site=site; the others as usual.")
+@click.option("--rounding", default="0.0001", help="Money is rounded to this, once per attempt.")
+@click.option("--minimum", "minimum_s", type=click.IntRange(0), default=0, help="Seconds charged at least.")
+@click.option("--time-zone", default="Asia/Shanghai")
+@click.option("--from", "effective", type=click.DateTime(["%Y-%m-%dT%H:%M:%S%z", "%Y-%m-%d"]), default=None)
+@json_option
+def agree(
+    title: str,
+    provider: str,
+    consumer: str,
+    currency: str,
+    prices: tuple[str, ...],
+    phases: tuple[str, ...],
+    payers: tuple[str, ...],
+    rounding: str,
+    minimum_s: int,
+    time_zone: str,
+    effective: datetime | None,
+    as_json: bool,
+) -> None:
+    """Agree a meter spec, or the next revision of the one between the same two parties."""
+    pays: dict[str, WhoPays] = {}
+    for pair in payers:
+        end, _, who = pair.partition("=")
+        try:
+            pays[end] = WhoPays(who)
+        except ValueError as err:
+            raise click.UsageError(f"--pays {pair!r}: WHO is one of {', '.join(WhoPays)}") from err
+    if effective is not None and effective.tzinfo is None:
+        from zoneinfo import ZoneInfo
+
+        effective = effective.replace(tzinfo=ZoneInfo(time_zone))
+    body = AgreeSpec(
+        title=title,
+        provider=provider,
+        consumer=consumer,
+        currency=currency,
+        prices=[read_price(p) for p in prices],
+        charged_phases=[UsagePhase(p) for p in phases] or [UsagePhase.RUN],
+        pays=pays or None,
+        rounding=Decimal(rounding),
+        minimum_us=minimum_s * 1_000_000,
+        time_zone=time_zone,
+        effective_from=effective,
+    )
+    spec = connect().post("/v1/meter-specs", MeterSpec, body)
+    if as_json:
+        print_json(spec)
+    else:
+        line(f"{spec.spec} revision {spec.revision}")
+
+
+@meterspec.command("list")
+@click.option("--party", default="")
+@json_option
+def list_specs(party: str, as_json: bool) -> None:
+    """Agreed meter specs."""
+    reply = connect().get("/v1/meter-specs", SpecsReply, {"party": party})
+    if as_json:
+        print_json(reply)
+        return
+    rows = [
+        (
+            s.spec,
+            s.revision,
+            s.title,
+            f"{s.provider} → {s.consumer}",
+            ", ".join(f"{p.kind}{':' + p.model if p.model else ''} {money_text(p.per_hour, s.currency)}/h" for p in s.prices),
+        )
+        for s in reply.specs
+    ]
+    table(("SPEC", "REV", "TITLE", "BETWEEN", "PRICES"), rows, empty=say("cli.no_specs", language()))

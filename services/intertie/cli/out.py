@@ -1,0 +1,103 @@
+"""Saying things: tables for people, JSON for programs, errors that end with the next step. Standard output carries the answer, nothing else."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from typing import Any, NoReturn, TypeVar
+
+import click
+
+from intertie.contracts.base import encode
+from intertie.errors import Denied, IntertieError, NotFound, Unauthenticated, Unavailable
+from intertie.text import language
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+EXIT_FAILED, EXIT_USAGE, EXIT_NOT_FOUND, EXIT_DENIED, EXIT_TIMEOUT = 1, 2, 3, 4, 5
+
+
+def exit_code(error: IntertieError) -> int:
+    """0 ok · 1 failed · 2 usage · 3 not found · 4 denied · 5 timeout or unreachable."""
+    if isinstance(error, NotFound):
+        return EXIT_NOT_FOUND
+    if isinstance(error, Denied | Unauthenticated):
+        return EXIT_DENIED
+    if isinstance(error, Unavailable):
+        return EXIT_TIMEOUT
+    return EXIT_FAILED
+
+
+def json_option(command: F) -> F:
+    """`--json` on every read."""
+    return click.option("--json", "as_json", is_flag=True, help="Print JSON.")(command)
+
+
+def print_json(value: object) -> None:
+    """A contract as JSON, one line."""
+    sys.stdout.write(encode(value).decode() + "\n")
+
+
+def line(text: str = "") -> None:
+    """One line of the answer."""
+    click.echo(text)
+
+
+def note(text: str) -> None:
+    """Something beside the answer: to standard error."""
+    click.echo(text, err=True)
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, empty: str) -> None:
+    """A table, or the sentence that says what to do when there is nothing. Tab-separated when not on a terminal."""
+    if not rows:
+        note(empty)
+        return
+    if not sys.stdout.isatty():
+        for row in rows:
+            line("\t".join(str(cell) for cell in row))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    shown = Table(*columns, box=None, pad_edge=False, header_style="bold")
+    for row in rows:
+        shown.add_row(*(str(cell) for cell in row))
+    Console().print(shown)
+
+
+def fail(error: IntertieError) -> NoReturn:
+    """Say what was wrong and what to do, and leave with the code that means it."""
+    zh = language() == "zh"
+    note(f"{'错误' if zh else 'error'}: {error.text} [{error.code}]")
+    rejections = error.details.get("rejections")
+    if isinstance(rejections, list):
+        for row in rejections:
+            if isinstance(row, dict):
+                note(f"  {row.get('site')}/{row.get('pool')}: {row.get('text')}")
+    if error.next_step:
+        note(f"{'下一步' if zh else 'next'}: {error.next_step}")
+    sys.exit(exit_code(error))
+
+
+def ago(at: datetime | None) -> str:
+    """How long ago, in the largest unit that fits."""
+    if at is None:
+        return "never"
+    seconds = max(0, int((now() - at).total_seconds()))
+    for unit, size in (("d", 86_400), ("h", 3_600), ("m", 60)):
+        if seconds >= size:
+            return f"{seconds // size}{unit}"
+    return f"{seconds}s"
+
+
+def now() -> datetime:
+    from intertie.clock import SystemClock
+
+    return SystemClock().now()
+
+
+def local(at: datetime | None) -> str:
+    """A moment in the reader's own time zone."""
+    return at.astimezone().strftime("%m-%d %H:%M:%S") if at else "-"

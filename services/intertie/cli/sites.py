@@ -1,0 +1,178 @@
+"""Sites: invite, join, list, show, cordon, drain."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from intertie.cli.out import ago, json_option, line, local, note, print_json, table
+from intertie.cli.session import connect
+from intertie.contracts.base import Contract
+from intertie.contracts.identity import InviteSite, Invited
+from intertie.contracts.site import PoolRecord, SiteKind, SitesReply, TaskType
+from intertie.errors import NotFound
+from intertie.ids import PoolName, SiteName, TenantName
+from intertie.text import language, say
+
+
+class CordonBody(Contract, frozen=True, kw_only=True):
+    """`POST /v1/sites/{site}/cordon`."""
+
+    pool: PoolName | None = None
+    on: bool = True
+    drain: bool = False
+    reason: str
+
+
+@click.group()
+def site() -> None:
+    """Sites: clusters that joined, or will."""
+
+
+@site.command()
+@click.argument("name")
+@click.option("--kind", type=click.Choice([k.value for k in SiteKind]), default="machines")
+@click.option("--owner", required=True, help="Who answers for the site: a person or a team.")
+@click.option("--tenant", required=True, help="The owner's own tenant.")
+@click.option("--title", default="")
+@click.option("--hours", type=click.IntRange(1, 720), default=72, help="How long the token is good.")
+@json_option
+def invite(name: str, kind: str, owner: str, tenant: str, title: str, hours: int, as_json: bool) -> None:
+    """Make a one-time join token for site NAME."""
+    client = connect()
+    body = InviteSite(
+        site=SiteName(name), kind=SiteKind(kind), title=title, owner=owner, owner_tenant=TenantName(tenant), valid_hours=hours
+    )
+    invited = client.post("/v1/invitations", Invited, body)
+    if as_json:
+        print_json(invited)
+        return
+    note(say("cli.invited", language(), url=client.url, until=local(invited.expires_at)))
+    line(invited.token)
+
+
+@site.command()
+@click.option("--hub", "hub_url", required=True, help="Address of the hub, such as https://hub.example.")
+@click.option("--token-file", type=click.File("r"), required=True, help="The one-time token; `-` reads it from standard input.")
+@click.option("--data", type=click.Path(path_type=Path, file_okay=False), help="The site's folder (keys, journal, jobs).")
+@click.option("--profile", type=click.Path(path_type=Path, dir_okay=False, exists=True), help="What the pool is, as TOML or JSON.")
+@click.option("--detect", is_flag=True, help="Look at this machine and fill in what can be seen.")
+@click.option("--lend", type=click.IntRange(0), help="How many devices are lent at most (default: all).")
+def join(hub_url: str, token_file: click.utils.LazyFile, data: Path | None, profile: Path | None, detect: bool, lend: int | None) -> None:
+    """Join this machine to a hub. Keys are made here and never leave; only their public halves travel."""
+    from intertie.cli.agent import join_site
+
+    joined, folder = join_site(hub_url, token_file.read().strip(), data, profile, detect=detect, lend=lend)
+    note(say("cli.joined", language(), site=joined.site, data=folder))
+    line(joined.site)
+
+
+@site.command("list")
+@click.option("--accelerator", help="Only pools with this GPU model.")
+@click.option("--task-type", type=click.Choice([t.value for t in TaskType]), default=None)
+@json_option
+def list_sites(accelerator: str | None, task_type: str | None, as_json: bool) -> None:
+    """Sites and their pools, by capability."""
+    reply = connect().get("/v1/sites", SitesReply, {"accelerator": accelerator, "task_type": task_type})
+    if as_json:
+        print_json(reply)
+        return
+    rows = [pool_row(pool) for pool in reply.pools]
+    pools_of = {pool.site for pool in reply.pools}
+    rows += [
+        (s.site, "-", say(f"freshness.{s.freshness}", language()), "-", "-", ago(s.last_heard))
+        for s in reply.sites
+        if s.site not in pools_of
+    ]
+    table(("SITE", "POOL", "FRESHNESS", "FREE", "PHASE", "HEARD"), rows, empty=say("cli.no_sites", language()))
+
+
+def pool_row(pool: PoolRecord) -> tuple[str, str, str, str, str, str]:
+    """A pool as a row; what is not known is `?`, never zero."""
+    free = "?"
+    if pool.inventory is not None and pool.freshness == "fresh":
+        free = str(sum(1 for d in pool.inventory.devices if d.state == "free"))
+    what = f"{free}/{pool.profile.lendable.devices} {pool.profile.accelerator if pool.profile.accelerator != 'none' else 'slot'}"
+    phase = pool.phase + (" cordoned" if pool.cordoned else "") + (" draining" if pool.draining else "")
+    return pool.site, pool.pool, say(f"freshness.{pool.freshness}", language()), what, phase, ago(pool.last_heard)
+
+
+@site.command()
+@click.argument("name")
+@json_option
+def show(name: str, as_json: bool) -> None:
+    """One site: its pools, what they declare and hold, how old that is."""
+    reply = connect().get("/v1/sites", SitesReply, {"site": name})
+    if not reply.sites:
+        raise NotFound("site.not_found", f"no site {name} is known", next_step="intertie site list")
+    if as_json:
+        print_json(reply)
+        return
+    for s in reply.sites:
+        line(f"{s.site}  {s.title}  {s.kind}  {s.owner}")
+        line(
+            f"{say(f'freshness.{s.freshness}', language())}  {ago(s.last_heard)}  hears us: {'yes' if s.hears_us else 'no'}  agent {s.agent_version}"
+        )
+        if s.single_user:
+            line(f"single-user: jobs run as the agent's own user; only tenant {s.owner_tenant}")
+        if s.clock_offset_s is not None:
+            line(f"clock offset {s.clock_offset_s:+.3f} s")
+    for p in reply.pools:
+        line(f"\n{p.site}/{p.pool}  {p.profile.mode}  {p.phase}  revision {p.profile.revision}")
+        line(
+            f"  {p.profile.accelerator}  ×{p.profile.count}  {p.profile.memory_mib} MiB  {p.profile.interconnect}  lends {p.profile.lendable.devices}"
+        )
+        if p.cordoned:
+            line(f"  cordoned: {p.cordon_reason}")
+        if p.inventory is not None:
+            states: dict[str, int] = {}
+            for d in p.inventory.devices:
+                states[d.state] = states.get(d.state, 0) + 1
+            line(f"  {', '.join(f'{n} {state}' for state, n in sorted(states.items()))}  ({ago(p.inventory_at)} old)")
+
+
+def _cordon(name: str, pool: str | None, *, on: bool, drain: bool, reason: str) -> None:
+    body = CordonBody(pool=PoolName(pool) if pool else None, on=on, drain=drain, reason=reason)
+    connect().post(f"/v1/sites/{name}/cordon", SitesReply, body)
+    where = f"{name}/{pool}" if pool else name
+    note(say("cli.cordoned" if on else "cli.uncordoned", language(), site=where))
+
+
+@site.command()
+@click.argument("name")
+@click.option("--pool", help="This pool only.")
+@click.option("--reason", required=True, help="Why: it is shown to those who wait.")
+def cordon(name: str, pool: str | None, reason: str) -> None:
+    """Give NAME no new work. What runs goes on. `site uncordon` takes it back."""
+    _cordon(name, pool, on=True, drain=False, reason=reason)
+
+
+@site.command()
+@click.argument("name")
+@click.option("--pool", help="This pool only.")
+@click.option("--reason", default="lifted", help="Why.")
+def uncordon(name: str, pool: str | None, reason: str) -> None:
+    """Let NAME take work again."""
+    _cordon(name, pool, on=False, drain=False, reason=reason)
+
+
+@site.command()
+@click.argument("name")
+@click.option("--pool", help="This pool only.")
+@click.option("--reason", required=True, help="Why: it is shown to those who wait.")
+@click.option("--wait", is_flag=True, help="Wait until nothing of ours runs there.")
+def drain(name: str, pool: str | None, reason: str, wait: bool) -> None:
+    """Give NAME no new work and wait for what runs to end."""
+    import time
+
+    _cordon(name, pool, on=True, drain=True, reason=reason)
+    while wait:
+        reply = connect(send_waiting=False).get("/v1/sites", SitesReply, {"site": name})
+        left = sum(p.inventory.running for p in reply.pools if p.inventory is not None and pool in (None, p.pool))
+        if left == 0:
+            return
+        if sys.stderr.isatty():
+            note(f"{left} running")
+        time.sleep(2)
