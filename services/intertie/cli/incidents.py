@@ -6,13 +6,10 @@ import click
 
 from intertie.cli.out import ago, json_option, line, print_json, table
 from intertie.cli.session import connect
-from intertie.contracts.base import Contract, Empty
+from intertie.contracts.base import Empty
+from intertie.contracts.http import CloseBody
 from intertie.contracts.incident import IncidentRecord, IncidentsReply, IncidentState
 from intertie.text import language, say
-
-
-class CloseBody(Contract, frozen=True, kw_only=True):
-    reason: str
 
 
 @click.group()

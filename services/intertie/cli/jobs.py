@@ -12,21 +12,13 @@ import click
 from intertie.cli.client import Client
 from intertie.cli.out import EXIT_FAILED, EXIT_TIMEOUT, ago, json_option, line, local, note, print_json, table
 from intertie.cli.session import connect
-from intertie.contracts.base import Contract
+from intertie.contracts.http import Link, ReasonBody
 from intertie.contracts.job import AttemptRecord, JobRecord, JobsReply, JobState, Story
 from intertie.contracts.link import LogChunk
 from intertie.errors import IntertieError, NotFound, Refused, Unavailable
 from intertie.lifecycle import JOB_TERMINAL, word
 from intertie.pack import file_digest, unpack
 from intertie.text import language, say
-
-
-class CancelBody(Contract, frozen=True, kw_only=True):
-    reason: str = ""
-
-
-class Link(Contract, frozen=True, kw_only=True):
-    url: str
 
 
 def state_text(job: JobRecord) -> str:
@@ -253,7 +245,7 @@ def cancel(job_ids: tuple[str, ...], reason: str, wait: bool, as_json: bool) -> 
     worst = 0
     for job_id in job_ids:
         try:
-            record = client.post(f"/v1/jobs/{job_id}/cancel", JobRecord, CancelBody(reason=reason))
+            record = client.post(f"/v1/jobs/{job_id}/cancel", JobRecord, ReasonBody(reason=reason))
             deadline = time.monotonic() + 60  # noqa: TID251
             while wait and record.state not in JOB_TERMINAL:
                 if time.monotonic() > deadline:  # noqa: TID251

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from decimal import Decimal, InvalidOperation
+from typing import TextIO
 
 import click
 
@@ -10,7 +11,7 @@ from intertie.cli.client import Client
 from intertie.cli.config import Login, save_login
 from intertie.cli.out import json_option, line, local, note, print_json, table
 from intertie.cli.session import connect
-from intertie.contracts.base import Contract
+from intertie.contracts.http import AllowanceBody, MappingBody, QuotaBody, ReasonBody, Whoami
 from intertie.contracts.identity import (
     AuditReply,
     CreateTenant,
@@ -28,24 +29,6 @@ from intertie.contracts.site import DeviceKind
 from intertie.contracts.usage import Allowance
 from intertie.ids import SiteName, TenantName
 from intertie.text import language, say
-
-
-class MappingBody(Contract, frozen=True, kw_only=True):
-    account: str | None
-
-
-class QuotaBody(Contract, frozen=True, kw_only=True):
-    site: SiteName | None = None
-    kind: DeviceKind
-    limit: int | None
-
-
-class AllowanceBody(Contract, frozen=True, kw_only=True):
-    amount: Decimal | None
-
-
-class ReasonBody(Contract, frozen=True, kw_only=True):
-    reason: str = ""
 
 
 @click.group()
@@ -193,22 +176,13 @@ def revoke(id: str, reason: str) -> None:
 @click.command()
 @click.option("--url", required=True, help="Address of the hub.")
 @click.option("--token-file", type=click.File("r"), default=None, help="File with the token; `-` for standard input (default: asked for).")
-def login(url: str, token_file: click.utils.LazyFile | None) -> None:
+def login(url: str, token_file: TextIO | None) -> None:
     """Remember a hub and a token, after trying them."""
     secret = token_file.read().strip() if token_file else click.prompt("token", hide_input=True, err=True).strip()
     known = Login(url=url.rstrip("/"), token=secret)
     Client(known).get("/v1/whoami", Whoami)
     path = save_login(known)
     note(say("cli.logged_in", language(), url=known.url, path=path))
-
-
-class Whoami(Contract, frozen=True, kw_only=True):
-    """`GET /v1/whoami`."""
-
-    name: str
-    roles: list[str]
-    tenant: str | None = None
-    site: str | None = None
 
 
 @click.command()

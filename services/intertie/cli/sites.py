@@ -4,26 +4,18 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import TextIO
 
 import click
 
 from intertie.cli.out import ago, json_option, line, local, note, print_json, table
 from intertie.cli.session import connect
-from intertie.contracts.base import Contract
-from intertie.contracts.identity import InviteSite, Invited
+from intertie.contracts.http import CordonBody
+from intertie.contracts.identity import Invited, InviteSite
 from intertie.contracts.site import PoolRecord, SiteKind, SitesReply, TaskType
 from intertie.errors import NotFound
 from intertie.ids import PoolName, SiteName, TenantName
 from intertie.text import language, say
-
-
-class CordonBody(Contract, frozen=True, kw_only=True):
-    """`POST /v1/sites/{site}/cordon`."""
-
-    pool: PoolName | None = None
-    on: bool = True
-    drain: bool = False
-    reason: str
 
 
 @click.group()
@@ -60,7 +52,7 @@ def invite(name: str, kind: str, owner: str, tenant: str, title: str, hours: int
 @click.option("--profile", type=click.Path(path_type=Path, dir_okay=False, exists=True), help="What the pool is, as TOML or JSON.")
 @click.option("--detect", is_flag=True, help="Look at this machine and fill in what can be seen.")
 @click.option("--lend", type=click.IntRange(0), help="How many devices are lent at most (default: all).")
-def join(hub_url: str, token_file: click.utils.LazyFile, data: Path | None, profile: Path | None, detect: bool, lend: int | None) -> None:
+def join(hub_url: str, token_file: TextIO, data: Path | None, profile: Path | None, detect: bool, lend: int | None) -> None:
     """Join this machine to a hub. Keys are made here and never leave; only their public halves travel."""
     from intertie.cli.agent import join_site
 

@@ -16,7 +16,7 @@ from intertie.cli.client import Client
 from intertie.cli.config import load_login
 from intertie.cli.out import line, note, print_json
 from intertie.cli.session import connect
-from intertie.contracts.base import Contract
+from intertie.contracts.http import SubmitBody
 from intertie.contracts.job import JobSpec, OnSilence, SubmitReply, WorkRef
 from intertie.contracts.site import TaskType
 from intertie.errors import NotFound, Refused, Unavailable
@@ -24,15 +24,6 @@ from intertie.ids import Digest, PoolName, SiteName, TenantName, mint
 from intertie.jobfile import parse_memory_mib, parse_script, parse_wall
 from intertie.pack import Packed, pack_folder
 from intertie.text import language, say
-
-
-class SubmitBody(Contract, frozen=True, kw_only=True):
-    """`POST /v1/jobs`."""
-
-    spec: JobSpec
-    env: dict[str, str] = {}
-    tenant: TenantName | None = None
-    dry_run: bool = False
 
 
 @click.command()

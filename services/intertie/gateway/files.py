@@ -9,21 +9,13 @@ from aiohttp import web
 from intertie.bus import rpc
 from intertie.bus.port import Bus
 from intertie.contracts import endpoints as e
-from intertie.contracts.base import Contract, NonNegative
+from intertie.contracts.http import Stored
 from intertie.contracts.job import JobQuery, ResultRef
 from intertie.errors import NotFound
 from intertie.gateway.http import CALL_TIMEOUT_S, Door, json_response
 from intertie.gateway.objects import CHUNK_BYTES, ObjectStore
 from intertie.ids import Digest, JobId
 from intertie.trust import rights
-
-
-class Stored(Contract, frozen=True, kw_only=True):
-    """An object that is here."""
-
-    digest: Digest
-    size: NonNegative
-    repeated: bool = False
 
 
 class Files:

@@ -18,6 +18,7 @@ from intertie.clock import Clock
 from intertie.contracts import endpoints as e
 from intertie.contracts.base import Contract, encode
 from intertie.contracts.endpoints import Endpoint
+from intertie.contracts.http import SubmitBody, Whoami
 from intertie.contracts.identity import Authenticate, Authenticated, AuthenticateSite
 from intertie.contracts.usage import Statement
 from intertie.errors import (
@@ -31,7 +32,7 @@ from intertie.errors import (
     Unavailable,
     kind_of,
 )
-from intertie.gateway.routes import ROUTES, Parts, Route, SubmitBody, statement_query
+from intertie.gateway.routes import ROUTES, Parts, Route, statement_query
 from intertie.observe import log as logs
 from intertie.observe import tracing
 from intertie.rating.export import statement_csv
@@ -185,6 +186,7 @@ class Api:
         for route in ROUTES:
             app.router.add_route(route.method, route.path, self._handler(route))
         app.router.add_get("/v1/statements", self.statement)
+        app.router.add_get("/v1/whoami", self.whoami)
 
     def _handler(self, route: Route) -> Handler:
         async def handle(request: web.Request) -> web.StreamResponse:
@@ -197,6 +199,11 @@ class Api:
             return json_response(reply, status=status)
 
         return handle
+
+    async def whoami(self, request: web.Request) -> web.Response:
+        """Whom the token speaks for."""
+        claims = (await self._door.caller(request)).claims
+        return json_response(Whoami(name=claims.name, roles=claims.roles, tenant=claims.tenant, site=claims.site))
 
     async def statement(self, request: web.Request) -> web.Response:
         """A statement as JSON, or as CSV with `format=csv` (header language by `lang`)."""

@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
+from intertie.contracts.http import Stored
 from intertie.contracts.usage import Statement
-from intertie.gateway.files import Stored
 from intertie.gateway.routes import ROUTES, Route
 
 PROBLEM: dict[str, Any] = {

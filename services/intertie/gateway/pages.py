@@ -26,7 +26,7 @@ from intertie.bus import rpc
 from intertie.bus.port import Bus
 from intertie.clock import Clock
 from intertie.contracts import endpoints as e
-from intertie.contracts.base import Contract
+from intertie.contracts.http import Link
 from intertie.contracts.identity import Authenticated
 from intertie.contracts.job import AttemptRecord, JobQuery, JobRecord, Story
 from intertie.contracts.usage import AttemptBook, BookQuery
@@ -48,13 +48,6 @@ SECURITY_HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-store",
 }
-
-
-class Link(Contract, frozen=True, kw_only=True):
-    """An address that shows one job to whoever holds it, until it ends."""
-
-    url: str
-    expires_at: datetime
 
 
 class Pages:

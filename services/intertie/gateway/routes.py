@@ -8,14 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from decimal import Decimal
 from typing import Any, TypeVar
 
-import msgspec
-
 from intertie.contracts import endpoints as e
-from intertie.contracts.base import Contract, Empty, NonNegative, Text, decode
+from intertie.contracts.base import Contract, Empty, decode
 from intertie.contracts.endpoints import Endpoint
+from intertie.contracts.http import AllowanceBody, CloseBody, CordonBody, MappingBody, QuotaBody, ReasonBody, SubmitBody
 from intertie.contracts.identity import (
     AuditQuery,
     CreateTenant,
@@ -26,61 +24,13 @@ from intertie.contracts.identity import (
     RevokeToken,
 )
 from intertie.contracts.incident import AcknowledgeIncident, CloseIncident, IncidentsQuery, IncidentState
-from intertie.contracts.job import CancelJob, JobQuery, JobSpec, JobsQuery, JobState, LogsQuery, SetQuota, SubmitJob
-from intertie.contracts.site import CordonPool, DeviceKind, SitesQuery, TaskType
+from intertie.contracts.job import CancelJob, JobQuery, JobsQuery, JobState, LogsQuery, SetQuota, SubmitJob
+from intertie.contracts.site import CordonPool, SitesQuery, TaskType
 from intertie.contracts.usage import AgreeSpec, SetAllowance, SpecsQuery, StatementQuery
 from intertie.errors import Refused
-from intertie.ids import AttemptId, IncidentId, JobId, PoolName, SiteName, TenantName, TokenId, mint
+from intertie.ids import AttemptId, IncidentId, JobId, SiteName, TenantName, TokenId, mint
 
 C = TypeVar("C", bound=Contract)
-
-
-class SubmitBody(Contract, frozen=True, kw_only=True):
-    """A job to run. `Idempotency-Key` makes a repeat safe; `tenant` is yours unless you may act for others."""
-
-    spec: JobSpec
-    env: dict[str, str] = {}
-    tenant: TenantName | None = None
-    dry_run: bool = False
-
-
-class CancelBody(Contract, frozen=True, kw_only=True):
-    reason: Text = ""
-
-
-class CordonBody(Contract, frozen=True, kw_only=True):
-    """`on` false lifts it; without a pool the whole site."""
-
-    pool: PoolName | None = None
-    on: bool = True
-    drain: bool = False
-    reason: Text
-
-
-class MappingBody(Contract, frozen=True, kw_only=True):
-    """The local account; null removes the mapping."""
-
-    account: str | None
-
-
-class AllowanceBody(Contract, frozen=True, kw_only=True):
-    """Null: without limit."""
-
-    amount: Decimal | None
-
-
-class QuotaBody(Contract, frozen=True, kw_only=True):
-    site: SiteName | None = None
-    kind: DeviceKind
-    limit: NonNegative | None
-
-
-class CloseBody(Contract, frozen=True, kw_only=True):
-    reason: str
-
-
-class RevokeBody(Contract, frozen=True, kw_only=True):
-    reason: Text = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,9 +173,9 @@ ROUTES: tuple[Route, ...] = (
         "POST",
         "/v1/jobs/{job}/cancel",
         e.CANCEL,
-        lambda p: CancelJob(job=JobId(p.path["job"]), reason=p.parse(CancelBody).reason),
+        lambda p: CancelJob(job=JobId(p.path["job"]), reason=p.parse(ReasonBody).reason),
         "Cancel a job: a lasting intent",
-        CancelBody,
+        ReasonBody,
     ),
     Route("GET", "/v1/sites", e.SITES, _sites, "Sites and pools, by capability", query=("site", "accelerator", "task_type")),
     Route("POST", "/v1/sites/{site}/cordon", e.CORDON, _cordon, "No new work for a site or pool, or lift it", CordonBody),
@@ -260,9 +210,9 @@ ROUTES: tuple[Route, ...] = (
         "POST",
         "/v1/tokens/{token}/revoke",
         e.REVOKE_TOKEN,
-        lambda p: RevokeToken(id=TokenId(p.path["token"]), reason=p.parse(RevokeBody).reason),
+        lambda p: RevokeToken(id=TokenId(p.path["token"]), reason=p.parse(ReasonBody).reason),
         "Revoke a token",
-        RevokeBody,
+        ReasonBody,
     ),
     Route("GET", "/v1/meter-specs", e.SPECS, lambda p: SpecsQuery(party=p.query.get("party", "")), "Agreed meter specs", query=("party",)),
     Route(
@@ -287,7 +237,7 @@ ROUTES: tuple[Route, ...] = (
         "POST",
         "/v1/incidents/{incident}/close",
         e.CLOSE_INCIDENT,
-        lambda p: _close(p),
+        lambda p: CloseIncident(incident=IncidentId(p.path["incident"]), reason=p.parse(CloseBody).reason),
         "Close an incident with a reason",
         CloseBody,
     ),
@@ -297,11 +247,6 @@ ROUTES: tuple[Route, ...] = (
     Route("GET", "/v1/audit/identity", e.IDENTITY_AUDIT, _audit, "Audit rows", query=("limit", "before")),
     Route("GET", "/v1/audit/incident", e.INCIDENT_AUDIT, _audit, "Audit rows", query=("limit", "before")),
 )
-
-
-def _close(p: Parts) -> CloseIncident:
-    request: CloseIncident = msgspec.convert({"incident": p.path["incident"], "reason": p.parse(CloseBody).reason.strip()}, CloseIncident)
-    return request
 
 
 def statement_query(p: Parts) -> StatementQuery:
