@@ -1,0 +1,271 @@
+"""What a site's entry does to a job. Entries come in order and at least once; a repeat, or one that comes too late, changes nothing.
+
+Guards stand on admission, never on recording: what a site says has happened is written down even where it should not have happened, and
+then its consequence (a stop) follows. What names an attempt nobody knows, or another site's, is raised as `Refused`: the lane keeps it in
+quarantine with an incident.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+from intertie.contracts.job import Cause, JobState
+from intertie.contracts.link import (
+    AttemptEntry,
+    Claimed,
+    Ended,
+    NotStarted,
+    OfferRefused,
+    ResultStored,
+    SchedulerEntry,
+    SettingsApplied,
+    Staging,
+    Started,
+    StopAnswered,
+)
+from intertie.errors import Refused
+from intertie.ids import JournalId, SiteName
+from intertie.lifecycle import JobEvent
+from intertie.scheduler.core.rows import OPEN_ATTEMPT, Attempt, AttemptState, Change, File, Ignored, Job, line, moved, noted
+
+# More tries through faults of sites would hide that something is wrong with the job itself.
+MAX_FAILURES = 5
+
+RESTART_CAUSES = frozenset({Cause.SITE, Cause.PLATFORM, Cause.PREEMPTED})
+"""Ends that are no fault of the job, and known to be so: an unknown end is never run again by itself."""
+
+NO_FAULT = frozenset({"device_busy", "displaced", "withdrawn", "stopped", "cancelled"})
+"""Codes of a claim given up that say nothing against the site."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Whose entry it is: the site by its subject, never by the payload."""
+
+    site: SiteName
+    journal: JournalId
+
+    @property
+    def actor(self) -> str:
+        return f"site/{self.site}"
+
+
+def interpret(entry: SchedulerEntry, file: File | None, source: Source, now: datetime) -> Change | Ignored:
+    """The ladder, in order; the first that applies decides."""
+    if isinstance(entry, SettingsApplied):
+        return Ignored(f"settings revision {entry.revision} is in force at {source.site}")
+    if file is None or file.attempt is None:
+        if isinstance(entry, StopAnswered | OfferRefused | NotStarted | ResultStored):
+            return Ignored(f"attempt {entry.attempt} is not known, and holds nothing")
+        raise Refused(
+            "scheduler.unknown_attempt", f"{source.site} says {type(entry).__name__} of attempt {entry.attempt}, which is not known here"
+        )
+    attempt = file.attempt
+    if attempt.record.site != source.site:
+        raise Refused("scheduler.foreign_attempt", f"{source.site} speaks of attempt {entry.attempt}, which is at {attempt.record.site}")
+    if (entry.epoch, entry.generation) != (attempt.record.epoch, attempt.record.generation) and not isinstance(entry, StopAnswered):
+        raise Refused(
+            "scheduler.generation",
+            f"attempt {entry.attempt} is ({attempt.record.epoch}, {attempt.record.generation}), "
+            f"{source.site} says ({entry.epoch}, {entry.generation})",
+        )
+    telling = _Telling(entry, file, attempt, source, now)
+    if isinstance(entry, ResultStored):
+        return _result_stored(telling, entry)
+    if attempt.state is AttemptState.ENDED:
+        return Ignored("the attempt has ended already")
+    match entry:
+        case Claimed():
+            return _claimed(telling, entry)
+        case OfferRefused():
+            return _given_up(telling, AttemptState.REFUSED, entry.code, entry.text, fault=entry.fault)
+        case NotStarted():
+            return _given_up(telling, AttemptState.NOT_STARTED, entry.code, entry.text, fault=entry.code not in NO_FAULT)
+        case Staging():
+            return _staging(telling)
+        case Started():
+            return _started(telling, entry)
+        case Ended():
+            return _ended(telling, entry)
+        case StopAnswered():
+            return _stop_answered(telling, entry)
+
+
+@dataclass(frozen=True, slots=True)
+class _Telling:
+    """An entry with its file: what every case needs."""
+
+    entry: AttemptEntry
+    file: File
+    attempt: Attempt
+    source: Source
+    now: datetime
+
+    @property
+    def job(self) -> Job:
+        return self.file.job
+
+    @property
+    def passed(self) -> int:
+        """How far the attempt is; an end is past everything that is open."""
+        return OPEN_ATTEMPT.index(self.attempt.state) if self.attempt.state in OPEN_ATTEMPT else len(OPEN_ATTEMPT)
+
+    def change(self, job: Job, attempt: Attempt, what: str, why: str = "", *, fault: str = "", recovered: bool = False) -> Change:
+        """The change, with its line in the job's story."""
+        told = line(
+            job,
+            what,
+            self.source.actor,
+            self.entry.at,
+            self.now,
+            why=why,
+            attempt=attempt.record.attempt,
+            evidence=f"entry {self.source.site}/{self.source.journal}/{self.entry.seq}",
+            islanded=self.entry.islanded,
+        )
+        return Change(self.file, job, attempt, self.source.actor, why or what, self.now, (told,), fault=fault, recovered=recovered)
+
+    def to(self, event: JobEvent, **changes: object) -> Job:
+        """The job after a move, if this attempt is its live one; else the job as it is: a stray attempt moves nobody's job."""
+        return moved(self.job, event, self.now, **changes) if self.attempt.live else self.job
+
+
+def _claimed(telling: _Telling, entry: Claimed) -> Change | Ignored:
+    """The site holds the devices. Claim and withdrawal meet on this row: whoever was on disk first has won."""
+    if telling.attempt.state is not AttemptState.OFFERED:
+        return Ignored(f"the attempt is {telling.attempt.state} already")
+    fields: dict[str, object] = {"state": AttemptState.CLAIMED.value, "claimed_at": entry.at, "islanded": _islanded(telling)}
+    differing = sorted(set(entry.devices) ^ set(telling.attempt.record.devices))
+    why = f"devices differ from the offer: {', '.join(differing)}" if differing else ""
+    return telling.change(telling.job, noted(telling.attempt, record=fields), "claimed", why)
+
+
+def _given_up(telling: _Telling, end: AttemptState, code: str, text: str, *, fault: bool) -> Change | Ignored:
+    """Refused, or claimed and given up: it has no process and never will."""
+    attempt = telling.attempt
+    if attempt.state is AttemptState.WITHDRAWN:
+        if attempt.withdrawal_seen:
+            return Ignored("the withdrawal was answered already")
+        return telling.change(telling.job, noted(attempt, withdrawal_seen=True), "withdrawal seen by the site", f"{code}: {text}")
+    if attempt.state not in OPEN_ATTEMPT:
+        return Ignored(f"the attempt is {attempt.state} already")
+    if attempt.state is AttemptState.RUNNING:
+        return Ignored("it has started, and only its end ends it")
+    fields: dict[str, object] = {"state": end.value, "ended_at": telling.entry.at, "reason": f"{code}: {text}"[:4_000]}
+    job = telling.to(JobEvent.CANCEL if telling.job.cancel else JobEvent.REFUSE)
+    what = "refused by the site" if end is AttemptState.REFUSED else "given up before it started"
+    why = f"{code}: {text}"
+    return telling.change(job, noted(attempt, record=fields, live=False), what, why, fault=why if fault else "")
+
+
+def _staging(telling: _Telling) -> Change | Ignored:
+    if telling.passed >= OPEN_ATTEMPT.index(AttemptState.STAGING):
+        return Ignored(f"the attempt is {telling.attempt.state} already")
+    fields: dict[str, object] = {"state": AttemptState.STAGING.value, "islanded": _islanded(telling)}
+    return telling.change(telling.to(JobEvent.STAGE), noted(telling.attempt, record=fields), "staging", "the go is at the site")
+
+
+def _started(telling: _Telling, entry: Started) -> Change | Ignored:
+    attempt = telling.attempt
+    if attempt.state is AttemptState.RUNNING:
+        return Ignored("the attempt is running already")
+    fields: dict[str, object] = {
+        "state": AttemptState.RUNNING.value,
+        "started_at": entry.started,
+        "ended_at": None,
+        "native_id": entry.native_id,
+        "account": entry.account or attempt.record.account,
+        "islanded": _islanded(telling),
+    }
+    stray = "" if attempt.live else f"although it was {attempt.state}; it will be stopped"
+    job = telling.to(JobEvent.START)
+    return telling.change(job, noted(attempt, record=fields), "started", stray or f"native id {entry.native_id}", recovered=attempt.live)
+
+
+def _ended(telling: _Telling, entry: Ended) -> Change | Ignored:
+    """Every process was seen gone. The counts go on to metering; the job follows its outcome."""
+    attempt, job = telling.attempt, telling.job
+    cause = _cause(entry, cancelled=job.cancel is not None)
+    fields: dict[str, object] = {
+        "state": AttemptState.ENDED.value,
+        "started_at": entry.started or attempt.record.started_at,
+        "ended_at": entry.ended,
+        "outcome": entry.outcome,
+        "cause": cause,
+        "exit_code": entry.exit_code,
+        "reason": entry.reason,
+        "ran_us": entry.ran_us,
+        "segments": entry.segments,
+        "quantity_milli_us": entry.quantity_milli_us,
+        "last_metering_seq": entry.last_metering_seq,
+        "islanded": _islanded(telling),
+        "log_tail": entry.log_tail,
+    }
+    ended = noted(attempt, record=fields, live=False, result_pending=entry.result is not None)
+    event, why = end_of(job, entry, cause)
+    failures = job.failures + (1 if cause in (Cause.SITE, Cause.PLATFORM) else 0)
+    if event is not JobEvent.REQUEUE and entry.result is not None:
+        after = telling.to(JobEvent.RETURN_RESULTS, failures=failures, ending=event) if job.state is not JobState.FINISHING else job
+        why = f"{why}; {entry.result.files} files are on their way back"
+    else:
+        after = telling.to(event, failures=failures)
+    return telling.change(after, ended, f"ended: {entry.outcome}", why, fault=why if cause is Cause.SITE else "")
+
+
+def _cause(entry: Ended, *, cancelled: bool) -> Cause | None:
+    """The site's word; where it says none, only what follows from the outcome itself."""
+    if entry.cause is not None or entry.outcome == "succeeded":
+        return entry.cause
+    if entry.outcome == "cancelled":
+        return Cause.CANCELLED if cancelled else Cause.SITE
+    return Cause.UNKNOWN
+
+
+def end_of(job: Job, entry: Ended, cause: Cause | None) -> tuple[JobEvent, str]:
+    """What an end means for the job, as an ordered ladder, and the words for it."""
+    code = f"exit code {entry.exit_code}" if entry.exit_code is not None else "no exit code"
+    told = f"{entry.reason or code}" + (f" (cause: {cause})" if cause else "")
+    if entry.outcome == "succeeded":
+        return JobEvent.SUCCEED, told
+    if job.cancel is not None and cause is not Cause.JOB:
+        return JobEvent.CANCEL, told
+    if cause in RESTART_CAUSES and job.spec.restartable:
+        failures = job.failures + (0 if cause is Cause.PREEMPTED else 1)
+        if failures < MAX_FAILURES:
+            return JobEvent.REQUEUE, f"{told}; it may be run again"
+        return JobEvent.FAIL, f"{told}; {failures} attempts failed through no fault of the job, the limit is {MAX_FAILURES}"
+    return JobEvent.FAIL, told
+
+
+def _result_stored(telling: _Telling, entry: ResultStored) -> Change | Ignored:
+    attempt, job = telling.attempt, telling.job
+    if not attempt.result_pending:
+        return Ignored("no result of this attempt is awaited")
+    stored = noted(attempt, record={"result": entry.result}, result_pending=False)
+    why = entry.text or (f"{entry.result.files} files, {entry.result.size} bytes" if entry.result else "nothing could be packed")
+    waits_for_it = job.state is JobState.FINISHING and job.ending is not None and attempt.record.generation == job.generation
+    after = moved(job, job.ending, telling.now) if waits_for_it and job.ending is not None else job
+    return telling.change(after, stored, "results stored" if entry.result else "no results", why)
+
+
+def _stop_answered(telling: _Telling, entry: StopAnswered) -> Change | Ignored:
+    """A stop reached the site. Where it found nothing that could have run, that ends the attempt; else its `Ended` will come."""
+    attempt = telling.attempt
+    nothing_ran = entry.answer in ("not_started", "unknown_attempt")
+    if nothing_ran and attempt.state in (AttemptState.OFFERED, AttemptState.CLAIMED, AttemptState.STAGING):
+        return _given_up(
+            replace(telling, attempt=replace(attempt, stop_answer=entry.answer)),
+            AttemptState.NOT_STARTED,
+            "stopped",
+            entry.answer,
+            fault=False,
+        )
+    if attempt.stop_answer == entry.answer:
+        return Ignored("the stop was answered already")
+    answered = noted(attempt, stop_answer=entry.answer, withdrawal_seen=attempt.withdrawal_seen or nothing_ran)
+    return telling.change(telling.job, answered, "stop reached the site", entry.answer)
+
+
+def _islanded(telling: _Telling) -> bool:
+    return telling.attempt.record.islanded or telling.entry.islanded

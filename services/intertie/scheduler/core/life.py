@@ -1,0 +1,144 @@
+"""The three things the hub itself does to a job: take it in, place it, cancel it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import datetime
+
+from intertie.contracts.base import encode
+from intertie.contracts.job import AttemptRecord, JobSpec, JobState, StoryLine, SubmitJob
+from intertie.errors import Refused
+from intertie.ids import AttemptId, Digest, JobId, RoundId, digest
+from intertie.lifecycle import JobEvent
+from intertie.planner import Decision, QueuedJob
+from intertie.scheduler.core.rows import Attempt, AttemptState, Cancel, Change, File, Ignored, Job, line, moved, noted
+
+PLANNER = "planner"
+
+# A whole environment travels sealed in the offer, beside the script; larger values belong into the work folder.
+ENV_BYTES = 64 * 1024
+
+
+def content_of(job: JobId, spec: JobSpec, env: Mapping[str, str]) -> Digest:
+    """What was asked, in one digest. Salted with the job's id, so that equal secrets of two jobs do not look equal."""
+    return digest(b"\n".join((job.encode(), encode(spec), encode(sorted(env.items())))))
+
+
+def check_request(request: SubmitJob) -> None:
+    """Refuse what contradicts itself, with the place."""
+    if sorted(request.spec.env_names) != sorted(request.env):
+        raise Refused(
+            "scheduler.env_names",
+            f"spec.env_names {sorted(request.spec.env_names)} are not the names of env {sorted(request.env)}",
+            next_step="name in spec.env_names exactly the variables given in env",
+        )
+    size = sum(len(name.encode()) + len(value.encode()) for name, value in request.env.items())
+    if size > ENV_BYTES:
+        raise Refused(
+            "scheduler.env_too_large", f"env has {size} bytes, at most {ENV_BYTES}", next_step="put it into a file of the work folder"
+        )
+    for name in request.env:
+        if not name.isidentifier() or not name.isascii():
+            raise Refused("scheduler.env_name", f"env name {name[:80]!r} is not a variable name")
+    if request.spec.pool is not None and request.spec.site is None:
+        raise Refused("scheduler.pool_without_site", f"pool {request.spec.pool} is named without its site", next_step="name spec.site too")
+
+
+def new_job(request: SubmitJob, job: JobId, *, actor: str, traceparent: str, now: datetime) -> Job:
+    """The row of a job that has just been submitted; it may be placed at once."""
+    return Job(
+        job=job,
+        tenant=request.tenant,
+        submitted_by=actor,
+        spec=request.spec,
+        client_key=request.client_key,
+        content=content_of(job, request.spec, request.env),
+        state=JobState.QUEUED,
+        submitted_at=now,
+        queued_at=now,
+        traceparent=traceparent,
+    )
+
+
+def submitted_line(job: Job) -> StoryLine:
+    return line(job, "submitted", job.submitted_by, job.submitted_at, job.submitted_at, evidence=f"request {job.client_key}")
+
+
+def queued(job: Job) -> QueuedJob:
+    """What the planner needs of a job."""
+    return QueuedJob(
+        job=job.job,
+        tenant=job.tenant,
+        resources=job.spec.resources,
+        task_type=job.spec.task_type,
+        wall_s=job.spec.wall_s,
+        queued_at=job.queued_at,
+        site=job.spec.site,
+        pool=job.spec.pool,
+    )
+
+
+def place(job: Job, decision: Decision, attempt: AttemptId, *, round_id: RoundId, epoch: int, now: datetime) -> Change | Ignored:
+    """Offer the job as decided; nothing runs yet. A job that left the queue since is left alone."""
+    if job.state is not JobState.QUEUED or job.cancel is not None:
+        return Ignored(f"it is {job.state} by now")
+    record = AttemptRecord(
+        attempt=attempt,
+        job=job.job,
+        tenant=job.tenant,
+        number=job.attempts + 1,
+        epoch=epoch,
+        generation=job.generation + 1,
+        site=decision.site,
+        pool=decision.pool,
+        devices=list(decision.devices),
+        kind=decision.kind,
+        account=decision.account,
+        state=AttemptState.OFFERED.value,
+        why_here=decision.why,
+        spec=decision.spec,
+        spec_revision=decision.spec_revision,
+        offered_at=now,
+        version=1,
+    )
+    after = moved(job, JobEvent.PLACE, now, attempts=record.number, generation=record.generation, site=decision.site)
+    told = line(after, "placed", PLANNER, now, now, why=decision.why, attempt=attempt, evidence=f"round {round_id}")
+    return Change(
+        before=File(job),
+        job=after,
+        attempt=Attempt(record, wall_s=job.spec.wall_s),
+        actor=PLANNER,
+        reason=decision.why,
+        at=now,
+        story=(told,),
+    )
+
+
+def cancel(file: File, *, actor: str, reason: str, now: datetime) -> Change | Ignored:
+    """Record the intent, and end the job at once if nothing can run any more.
+
+    An offer without a claim on disk is withdrawn: a site starts on the go only, and the go needs that claim. From the claim on, only the
+    site's word ends the job.
+    """
+    job, attempt = file.job, file.attempt
+    if job.terminal:
+        return Ignored(f"it is {job.state} already")
+    if job.cancel is not None:
+        return Ignored("its cancellation was asked for already")
+    if job.state is JobState.FINISHING:
+        return Ignored("it has ended; its results are on their way back")
+    wanted = replace(job, cancel=Cancel(now, actor, reason))
+    told = reason or "asked for"
+    if not job.held:
+        after = moved(wanted, JobEvent.CANCEL, now)
+        return Change(file, after, None, actor, told, now, (line(after, "cancelled", actor, now, now, why=told),))
+    if attempt is not None and attempt.state is AttemptState.OFFERED:
+        after = moved(wanted, JobEvent.CANCEL, now)
+        fields = {"state": AttemptState.WITHDRAWN.value, "ended_at": now, "reason": f"cancelled: {told}"}
+        withdrawn = noted(attempt, record=fields, live=False)
+        note = line(after, "cancelled", actor, now, now, why=f"{told}; the offer is withdrawn, nothing ran", attempt=attempt.record.attempt)
+        return Change(file, after, withdrawn, actor, told, now, (note,))
+    after = replace(wanted, version=job.version + 1)
+    note = line(after, "cancel requested", actor, now, now, why=told, attempt=attempt.record.attempt if attempt else None)
+    return Change(file, after, attempt, actor, told, now, (note,))
