@@ -3,26 +3,34 @@ audit rows, leadership; and the twin in memory. It knows no noun.
 """
 
 from intertie.store.audit import audit_reply
+from intertie.store.checks import check_queries
+from intertie.store.consumer import EventConsumer, newer
 from intertie.store.failures import Violated
 from intertie.store.memory import MemoryStore
-from intertie.store.outbox import DeadLetter, HasOutbox, Leader, OutboxPort, read_meta
+from intertie.store.outbox import EVENTS, DeadLetter, HasOutbox, Leader, OutboxPort, read_meta
 from intertie.store.pg import Database
 from intertie.store.queries import Queries, Query, load_queries
+from intertie.store.relay import Relay
 from intertie.store.tx import StoreTx, Tx
 
 __all__ = [
+    "EVENTS",
     "Database",
     "DeadLetter",
+    "EventConsumer",
     "HasOutbox",
     "Leader",
     "MemoryStore",
     "OutboxPort",
     "Queries",
     "Query",
+    "Relay",
     "StoreTx",
     "Tx",
     "Violated",
     "audit_reply",
+    "check_queries",
     "load_queries",
+    "newer",
     "read_meta",
 ]

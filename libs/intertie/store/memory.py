@@ -17,8 +17,8 @@ from intertie.contracts.identity import AuditQuery, AuditRow
 from intertie.contracts.incident import FaultReported, ReportIncident
 from intertie.errors import Stale
 from intertie.ids import EventId
-from intertie.store.outbox import INBOX_S, RETENTION_S, DeadLetter, Leader, NewEvent, OutboxRow, StreamMark, new_row
-from intertie.store.traces import trace_id, traceparent
+from intertie.observe import tracing
+from intertie.store.outbox import INBOX_S, RETENTION_S, DeadLetter, Leader, NewEvent, OutboxRow, StreamMark, new_row, refusal, share
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class MemoryStore:
                 self.wakeup.set()
 
     async def emit(self, event: Event) -> EventId:
-        row = new_row(event, self.service, self.clock.now(), traceparent())
+        row = new_row(event, self.service, self.clock.now(), tracing.traceparent())
         self.events.append(event)
         self.last_row += 1
         self.rows[self.last_row] = StoredEvent(row)
@@ -106,7 +106,7 @@ class MemoryStore:
                 target=target,
                 reason=reason,
                 result=result,
-                trace_id=trace_id(),
+                trace_id=tracing.trace_id(),
             )
         )
 
@@ -129,10 +129,11 @@ class MemoryStore:
     async def dead_letter(self, letter: DeadLetter) -> None:
         self.dead_letters.append(letter)
 
-    async def keep_dead_letter(self, letter: DeadLetter, report: ReportIncident) -> None:
+    async def keep_dead_letter(self, letter: DeadLetter, report: ReportIncident | None) -> None:
         async with self.transaction() as tx:
             await tx.dead_letter(letter)
-            await tx.fault(report)
+            if report is not None:
+                await tx.fault(report)
 
     async def read_audit(self, query: AuditQuery) -> list[AuditRow]:
         rows = [row for row in reversed(self.audits) if query.before is None or row.id < query.before]
@@ -182,6 +183,9 @@ class MemoryOutbox:
         self._store.wakeup.clear()
         return True
 
+    def ring(self) -> None:
+        self._store.wakeup.set()
+
     async def take(self, leader: Leader, mark: StreamMark, limit: int) -> Sequence[OutboxRow]:
         store = self._store
         since = store.clock.now() - timedelta(seconds=RETENTION_S)
@@ -189,11 +193,10 @@ class MemoryOutbox:
             await tx.fence(leader)
             for key in [key for key, row in store.rows.items() if not row.number][:limit]:
                 self._number(key)
-            fresh = [key for key, row in store.rows.items() if row.number and row.generation == 0][:limit]
-            lost = [key for key, row in store.rows.items() if 0 < row.generation < mark.generation and row.event.created_at >= since]
-            if lost:
-                fresh = fresh[: max(limit // 2, 1)]
-            return [OutboxRow(key, (row := store.rows[key]).event, row.epoch, row.number) for key in (fresh + lost)[:limit]]
+            numbered = [(key, row) for key, row in store.rows.items() if row.number]
+            fresh = [_taken(key, row) for key, row in numbered if row.generation == 0]
+            lost = [_taken(key, row) for key, row in numbered if 0 < row.generation < mark.generation and row.event.created_at >= since]
+            return share(fresh[:limit], lost[:limit], limit)
 
     def _number(self, key: int) -> None:
         store = self._store
@@ -210,6 +213,16 @@ class MemoryOutbox:
                 store.rows[key] = replace(store.rows[key], generation=mark.generation)
             known = store.marks[mark.stream]
             store.marks[mark.stream] = replace(known, head=max(known.head, head))
+
+    async def refused(self, leader: Leader, mark: StreamMark, row: OutboxRow, error: str) -> None:
+        store = self._store
+        letter, report = refusal(store.service, row, error, store.clock.now())
+        async with store.transaction() as tx:
+            await tx.fence(leader)
+            store.rows[row.id] = replace(store.rows[row.id], generation=mark.generation)
+            await tx.dead_letter(letter)
+            if report is not None:
+                await tx.fault(report)
 
     async def mark(self, stream: str) -> StreamMark | None:
         return self._store.marks.get(stream)
@@ -240,6 +253,10 @@ class MemoryOutbox:
                 del store.seen_at[mark]
                 store.seen.discard(mark)
             return len(old) + len(stale)
+
+
+def _taken(key: int, row: StoredEvent) -> OutboxRow:
+    return OutboxRow(key, row.event, row.epoch, row.number)
 
 
 def _copied(value: Any) -> Any:

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
 from urllib.parse import quote, unquote
 
-from intertie.contracts.base import Event, EventMeta, Head, encode, refuse_not_finite
+from intertie.bus.port import StreamSpec
+from intertie.contracts.base import EVENT_STREAM, PREFIX, Event, EventMeta, Head, encode, refuse_not_finite
+from intertie.contracts.incident import FaultReported, ReportIncident, Severity
 from intertie.errors import Refused
 from intertie.ids import EventId, new_event
 
@@ -23,6 +25,9 @@ RETENTION_S = 30 * 86_400.0
 INBOX_S = 35 * 86_400.0
 # NATS' default max_payload is 1 MiB with headers; a larger event could never be published, so it is refused in the transaction of its change.
 EVENT_BYTES = 900 * 1024
+
+EVENTS = StreamSpec(EVENT_STREAM, (f"{PREFIX}.evt.>",), max_age_s=RETENTION_S)
+"""The public record of all services; never the only copy of anything."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +90,10 @@ class OutboxPort(Protocol):
         """Wait for a commit of this process, at most so long; True if there was one."""
         ...
 
+    def ring(self) -> None:
+        """End `hint`'s wait now."""
+        ...
+
     async def take(self, leader: Leader, mark: StreamMark, limit: int) -> Sequence[OutboxRow]:
         """Number what is committed and has no number; then up to `limit` rows that the stream of this mark has not acknowledged, fresh
         ones before those of a former stream, each in order."""
@@ -100,7 +109,13 @@ class OutboxPort(Protocol):
         """The stream is new, or made anew: a generation in which nothing has been published."""
         ...
 
-    async def heads(self) -> Sequence[Head]: ...
+    async def refused(self, leader: Leader, mark: StreamMark, row: OutboxRow, error: str) -> None:
+        """The bus will never take this row: kept as a dead letter, told as a fault, counted as done for this stream."""
+        ...
+
+    async def heads(self) -> Sequence[Head]:
+        """The last number given out for each noun, in its latest epoch."""
+        ...
 
     async def prune(self, leader: Leader) -> int:
         """Drop what is older than its retention, in bounded steps; how much was dropped now."""
@@ -125,8 +140,32 @@ class DeadLetter:
     error: str
     tries: int
     at: datetime
-    site: str = field(default="")
-    tenant: str = field(default="")
+
+
+def share(fresh: Sequence[OutboxRow], lost: Sequence[OutboxRow], limit: int) -> list[OutboxRow]:
+    """At most `limit` of both: half for each if both have more, so that new events do not wait for the end of a refill, nor it for theirs."""
+    kept = fresh[: max(limit // 2, limit - len(lost))]
+    return [*kept, *lost[: limit - len(kept)]]
+
+
+def refusal(service: str, row: OutboxRow, error: str, now: datetime) -> tuple[DeadLetter, ReportIncident | None]:
+    """What is kept and said of a row that the bus will never take. A fault about a fault would never end."""
+    event = row.event
+    letter = DeadLetter("relay", event.event_id, event.type, event.subject, row.headers, event.body, error, 1, now)
+    return letter, dead_letter_report(service, letter)
+
+
+def dead_letter_report(service: str, letter: DeadLetter) -> ReportIncident | None:
+    """The fault that a dead letter is told as; folded by service, consumer and type. None for a fault: a fault about a fault would never end."""
+    if letter.type == FaultReported.TYPE:
+        return None
+    return ReportIncident(
+        key=f"dead_letter/{service}/{letter.consumer}/{letter.type}",
+        kind="dead_letter",
+        severity=Severity.WARNING,
+        title=f"{service} gave up an event of type {letter.type}",
+        text=f"{letter.consumer} gave up event {letter.event_id} after {letter.tries} tries: {letter.error}"[:2_000],
+    )
 
 
 def new_row(event: Event, service: str, now: datetime, traceparent: str) -> NewEvent:

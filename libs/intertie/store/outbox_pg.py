@@ -13,7 +13,7 @@ import msgspec
 
 from intertie.contracts.base import Head
 from intertie.ids import EventId
-from intertie.store.outbox import INBOX_S, RETENTION_S, Leader, NewEvent, OutboxRow, StreamMark
+from intertie.store.outbox import INBOX_S, RETENTION_S, Leader, NewEvent, OutboxRow, StreamMark, refusal, share
 from intertie.store.tx import Q
 
 if TYPE_CHECKING:
@@ -44,17 +44,17 @@ class PgOutbox:
         self._db.committed.clear()
         return True
 
+    def ring(self) -> None:
+        self._db.committed.set()
+
     async def take(self, leader: Leader, mark: StreamMark, limit: int) -> Sequence[OutboxRow]:
         since = self._db.clock.now() - timedelta(seconds=RETENTION_S)
         async with self._db.transaction(reserved=True) as tx:
             await tx.fence(leader)
             await tx.run(Q.outbox_number, limit)
-            rows = await tx.all(Q.outbox_fresh, limit)
-            if mark.generation > 1:
-                # Half of each batch at least: neither new events nor those of the lost stream wait for the other's end.
-                rows = rows[: max(limit // 2, 1)]
-                rows += await tx.all(Q.outbox_lost, mark.generation, since, limit - len(rows))
-        return [_row(row) for row in rows]
+            fresh = [_row(row) for row in await tx.all(Q.outbox_fresh, limit)]
+            lost = [_row(row) for row in await tx.all(Q.outbox_lost, mark.generation, since, limit)] if mark.generation > 1 else []
+        return share(fresh, lost, limit)
 
     async def published(self, leader: Leader, mark: StreamMark, ids: Sequence[int], head: int) -> None:
         now = self._db.clock.now()
@@ -62,6 +62,15 @@ class PgOutbox:
             await tx.fence(leader)
             await tx.run(Q.outbox_published, list(ids), mark.generation, now)
             await tx.run(Q.stream_mark_head, mark.stream, head, now)
+
+    async def refused(self, leader: Leader, mark: StreamMark, row: OutboxRow, error: str) -> None:
+        letter, report = refusal(self._db.service, row, error, self._db.clock.now())
+        async with self._db.transaction(reserved=True) as tx:
+            await tx.fence(leader)
+            await tx.run(Q.outbox_published, [row.id], mark.generation, None)
+            await tx.dead_letter(letter)
+            if report is not None:
+                await tx.fault(report)
 
     async def mark(self, stream: str) -> StreamMark | None:
         async with self._db.transaction(reserved=True, read_only=True) as tx:

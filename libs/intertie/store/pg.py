@@ -231,11 +231,12 @@ class Database:
         async with self.transaction(read_only=True) as tx:
             return await tx.read_audit(query)
 
-    async def keep_dead_letter(self, letter: DeadLetter, report: ReportIncident) -> None:
+    async def keep_dead_letter(self, letter: DeadLetter, report: ReportIncident | None) -> None:
         """Keep an event that was given up, and say so, in one transaction."""
         async with self.transaction() as tx:
             await tx.dead_letter(letter)
-            await tx.fault(report)
+            if report is not None:
+                await tx.fault(report)
 
 
 async def _prepare(connection: Connection) -> None:

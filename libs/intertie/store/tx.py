@@ -15,10 +15,10 @@ from intertie.contracts.identity import AuditQuery, AuditRow
 from intertie.contracts.incident import FaultReported, ReportIncident
 from intertie.errors import Refused, Stale
 from intertie.ids import EventId
+from intertie.observe import tracing
 from intertie.store.failures import translated
 from intertie.store.outbox import DeadLetter, Leader, new_row
 from intertie.store.queries import load_queries, plain
-from intertie.store.traces import trace_id, traceparent
 
 if TYPE_CHECKING:
     Connection = asyncpg.Connection[asyncpg.Record]
@@ -81,6 +81,11 @@ class Tx:
         with translated():
             await self._connection.executemany(plain(query), checked)
 
+    async def prepare(self, query: str) -> None:
+        """Let PostgreSQL parse a statement without running it."""
+        with translated():
+            await self._connection.prepare(plain(query))
+
     @asynccontextmanager
     async def savepoint(self) -> AsyncIterator[None]:
         """Survive an error of the block (a `Violated` that means something): only the block is undone."""
@@ -98,7 +103,7 @@ class Tx:
 
     async def emit(self, event: Event) -> EventId:
         """Tell others, if and when this transaction commits; the relay numbers and publishes it."""
-        row = new_row(event, self._service, self._now(), traceparent())
+        row = new_row(event, self._service, self._now(), tracing.traceparent())
         await self.run(
             Q.outbox_insert,
             row.event_id,
@@ -116,7 +121,7 @@ class Tx:
 
     async def audit(self, *, actor: str, action: str, target: str, reason: str = "", result: str = "ok") -> None:
         """Who did what, on what, why, with which result."""
-        await self.run(Q.audit_insert, self._now(), actor, action, target, reason, result, trace_id())
+        await self.run(Q.audit_insert, self._now(), actor, action, target, reason, result, tracing.trace_id())
 
     async def first_time(self, meta: EventMeta, consumer: str = "") -> bool:
         """False if this event was applied before; else mark it as applied, if and when this transaction commits.
