@@ -1,0 +1,89 @@
+"""`intertie doctor`: what works and what does not, line by line, each failure with the command that mends it. Safe to paste to others."""
+
+from __future__ import annotations
+
+import platform
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+import click
+import msgspec
+
+from intertie.cli.client import Client
+from intertie.cli.config import load_login
+from intertie.cli.out import json_option, line, print_json
+from intertie.contracts.http import Health, Whoami
+from intertie.contracts.site import SitesReply
+from intertie.errors import IntertieError
+from intertie.text import language, say
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of the report."""
+
+    what: str
+    level: Literal["ok", "warn", "bad"]
+    text: str
+    fix: str = ""
+
+
+@click.command()
+@json_option
+def doctor(as_json: bool) -> None:
+    """Check this machine, the hub and the way between. Leaves with 1 if something fails."""
+    findings = [*machine(), *hub_findings()]
+    if as_json:
+        print_json(findings)
+    else:
+        for f in findings:
+            line(f"{say(f'cli.{f.level}', language()):5} {f.what}: {f.text}")
+            if f.fix:
+                line(f"      → {f.fix}")
+    sys.exit(1 if any(f.level == "bad" for f in findings) else 0)
+
+
+def machine() -> Iterator[Finding]:
+    """This machine."""
+    found = platform.python_version()
+    if sys.version_info >= (3, 11, 4):
+        yield Finding(what="python", level="ok", text=found)
+    else:
+        yield Finding(what="python", level="bad", text=f"{found}: too old to unpack safely", fix="install Python 3.11.4 or newer")
+    home = Path.home()
+    free = shutil.disk_usage(home if home.exists() else "/").free // (1024 * 1024)
+    level: Literal["ok", "warn"] = "ok" if free > 1024 else "warn"
+    yield Finding(
+        what="disk",
+        level=level,
+        text=f"{free} MiB free at home",
+        fix="" if free > 1024 else "make room: packs and results are written there",
+    )
+
+
+def hub_findings() -> Iterator[Finding]:
+    """The hub, the token, the sites."""
+    try:
+        client = Client(load_login())
+    except IntertieError as err:
+        yield Finding(what="hub", level="bad", text=err.text, fix=err.next_step)
+        return
+    try:
+        health = client.get("/healthz", Health)
+        yield Finding(what="hub", level="ok", text=f"{client.url} answers, version {health.version}, bus answers")
+        who = client.get("/v1/whoami", Whoami)
+        yield Finding(what="token", level="ok", text=f"{who.name}: {', '.join(who.roles)}{f' of {who.tenant}' if who.tenant else ''}")
+        sites = client.get("/v1/sites", SitesReply)
+    except IntertieError as err:
+        yield Finding(what="hub", level="bad", text=f"{err.text} [{err.code}]", fix=err.next_step)
+        return
+    if not sites.sites:
+        yield Finding(what="sites", level="warn", text="none has joined", fix="intertie site invite NAME --owner WHO --tenant TENANT")
+    for s in sites.sites:
+        if s.freshness == "fresh" and s.hears_us:
+            yield Finding(what=f"site {s.site}", level="ok", text="heard, and hears us")
+        else:
+            fix = "on its machine: intertie local status"
+            yield Finding(what=f"site {s.site}", level="warn", text=say(f"freshness.{s.freshness}", language()), fix=fix)
