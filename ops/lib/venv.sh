@@ -1,0 +1,45 @@
+# Sourced by the commands of this folder: finds or makes the virtual environment from the hashed lock. Sets VENV.
+# INTERTIE_VENV names another place; INTERTIE_PYTHON another interpreter.
+VENV="${INTERTIE_VENV:-.venv}"
+case "$VENV" in /*) ;; *) VENV="$PWD/$VENV" ;; esac
+export PYTHONDONTWRITEBYTECODE="${PYTHONDONTWRITEBYTECODE:-}"
+
+say() { printf '%s\n' "$*" >&2; }
+
+find_python() {
+  for candidate in "${INTERTIE_PYTHON:-}" python3 python3.14 python3.13 python3.12 python3.11; do
+    [ -n "$candidate" ] && command -v "$candidate" >/dev/null 2>&1 || continue
+    if "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11, 4) and sys.version_info[:2] != (3, 11))' 2>/dev/null; then
+      command -v "$candidate"; return 0
+    fi
+  done
+  return 1
+}
+
+make_venv() {
+  local stamp="$VENV/.locked" now
+  now="$(cat requirements.lock pyproject.toml | cksum)"
+  [ -x "$VENV/bin/python" ] && [ "$(cat "$stamp" 2>/dev/null)" = "$now" ] && return 0
+  local python
+  python="$(find_python)" || {
+    say "Intertie needs Python 3.11 or newer; this machine has $(python3 --version 2>/dev/null || echo none). / 需要 Python 3.11 或更新版本。"
+    exit 1
+  }
+  if [ ! -x "$VENV/bin/python" ]; then
+    say "· making $VENV with $("$python" --version)"
+    "$python" -m venv "$VENV" 2>/dev/null || {
+      say "Python's venv module is missing; on Debian or Ubuntu: apt-get install python3-venv"; exit 1; }
+  fi
+  say "· installing from requirements.lock (hashes checked)"
+  if ! "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check uv==0.13.9 2>/dev/null; then
+    say "· uv is not to be had here; pip does it, slower"
+    "$VENV/bin/python" -m pip install --disable-pip-version-check --require-hashes -r requirements.lock >&2
+    "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps -e . >&2
+  else
+    VIRTUAL_ENV="$VENV" "$VENV/bin/uv" pip install --require-hashes -r requirements.lock >&2
+    VIRTUAL_ENV="$VENV" "$VENV/bin/uv" pip install --quiet --no-deps -e . >&2
+  fi
+  printf '%s' "$now" > "$stamp"
+}
+
+make_venv

@@ -1,0 +1,136 @@
+"""The house's rules cannot be kept by matching nothing, and what is generated is fresh."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+CONTRACTS: dict[str, dict[str, Any]] = {row["name"]: row for row in PYPROJECT["tool"]["importlinter"]["contracts"]}
+
+
+def rooms(half: str) -> set[str]:
+    return {f"intertie.{p.parent.name}" for p in (ROOT / half / "intertie").glob("*/__init__.py")}
+
+
+def test_every_service_is_named_in_the_rule() -> None:
+    assert set(CONTRACTS["services never import each other"]["modules"]) == rooms("services")
+
+
+def test_every_library_is_named_in_the_rule() -> None:
+    rule = CONTRACTS["libs never import services"]
+    assert set(rule["source_modules"]) == rooms("libs")
+    assert set(rule["forbidden_modules"]) == rooms("services")
+
+
+@pytest.mark.parametrize("name", sorted(CONTRACTS))
+def test_every_pattern_of_a_rule_matches_something(name: str) -> None:
+    rule = CONTRACTS[name]
+    for pattern in [*rule.get("modules", []), *rule.get("source_modules", [])]:
+        parts = pattern.split(".")[1:]
+        found = [
+            p for half in ("libs", "services") for p in (ROOT / half / "intertie").glob("/".join(parts) + "*") if p.suffix in ("", ".py")
+        ]
+        assert found, f"{pattern} names nothing"
+    for module in rule.get("forbidden_modules", []):
+        assert import_module(module), f"{module} is not installed, so the rule could never be broken"
+
+
+def test_the_core_rule_covers_every_core() -> None:
+    cores = {p.parent.name for p in (ROOT / "services/intertie").glob("*/core*") if p.name in ("core", "core.py")}
+    assert cores >= {"agent", "identity", "incident", "metering", "registry", "scheduler"}
+    assert "intertie.*.core" in CONTRACTS["a core knows no clock, no chance, no network and no disk"]["source_modules"]
+
+
+def test_architecture_is_kept() -> None:
+    done = subprocess.run(
+        [Path(sys.executable).parent / "lint-imports", "--no-cache"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("banned", sorted(PYPROJECT["tool"]["ruff"]["lint"]["flake8-tidy-imports"]["banned-api"]))
+def test_a_banned_call_is_caught(banned: str) -> None:
+    module, _, name = banned.rpartition(".")
+    text = f"import {module.partition('.')[0]}\n\nvalue = {module}.{name}()\n"
+    done = subprocess.run(
+        [Path(sys.executable).parent / "ruff", "check", "--no-cache", "--stdin-filename", "libs/intertie/pack/probe.py", "-"],
+        cwd=ROOT,
+        input=text,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "banned-api" in done.stdout or "TID251" in done.stdout, done.stdout
+
+
+def test_the_roots_stay_a_namespace() -> None:
+    assert not (ROOT / "libs/intertie/__init__.py").exists()
+    assert not (ROOT / "services/intertie/__init__.py").exists()
+
+
+@pytest.mark.parametrize("half", ["libs", "services"])
+def test_every_room_says_that_it_is_typed(half: str) -> None:
+    missing = [p.parent.name for p in (ROOT / half / "intertie").glob("*/__init__.py") if not (p.parent / "py.typed").exists()]
+    assert not missing
+
+
+def test_nothing_else_stands_at_the_root() -> None:
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False).stdout.split()
+    if not listed:
+        pytest.skip("not a git checkout")
+    allowed = {
+        "services",
+        "libs",
+        "schemas",
+        "tests",
+        "ops",
+        "pyproject.toml",
+        "README.md",
+        "README.zh.md",
+        "compose.yaml",
+        "LICENSE",
+        "requirements.lock",
+    }
+    roots = {name.partition("/")[0] for name in listed}
+    assert {name for name in roots if not name.startswith(".")} <= allowed
+
+
+def test_schemas_are_what_the_contracts_say() -> None:
+    done = subprocess.run([sys.executable, ROOT / "ops/schemas", "--check"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_everything_installed_is_locked_with_its_hash() -> None:
+    lock = (ROOT / "requirements.lock").read_text(encoding="utf-8")
+    wanted = list(PYPROJECT["project"]["dependencies"])
+    for extra in PYPROJECT["project"]["optional-dependencies"].values():
+        wanted += extra
+    for requirement in wanted:
+        name = re.split(r"[\[<>=;! ]", requirement)[0].lower().replace("_", "-")
+        assert re.search(rf"^{re.escape(name)}==\S+ \\\n    --hash=sha256:", lock, re.MULTILINE | re.IGNORECASE), f"{name} is not locked"
+
+
+@pytest.mark.parametrize("path", ["ops/quickstart", "ops/check", "ops/bench", "ops/schemas", ".ci/run"])
+def test_the_commands_of_the_readme_can_be_run(path: str) -> None:
+    assert os.access(ROOT / path, os.X_OK)
+
+
+def test_no_path_of_one_machine_is_in_the_tree() -> None:
+    found = subprocess.run(
+        ["git", "grep", "-nIE", r"(^|[^a-z_.])/(work|root|home/[a-z]+)/", "--", ":!tests/core/test_house.py"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    ).stdout
+    assert not found, found
