@@ -1,0 +1,387 @@
+"""The keeper's side of a lane on the bus: syncs in, one commit for all that wait, then interpretation, then the answers.
+
+The site's name is the one that the server put into the subject. Nothing is answered that was not committed; with the store away nothing is
+answered at all, and the site sends the same again. What a sync means is decided in `intertie.link.keeper`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import TypeVar
+
+from intertie.bus.port import Bus, Message
+from intertie.bus.subjects import INBOX, SERVICE_IMPORT
+from intertie.clock import Clock
+from intertie.contracts.base import BATCH_BYTES, decode, encode
+from intertie.contracts.incident import ReportIncident, Severity
+from intertie.contracts.link import Instruction, Lane, LaneState, Sealed, Sync, Synced, nudge_subject, sync_subject
+from intertie.errors import IntertieError, Refused, Stale, Unavailable
+from intertie.ids import SiteName, name
+from intertie.lane.interpreter import Interpret, Interpreter
+from intertie.lane.tables import LaneTables
+from intertie.link.clocks import TRY_S
+from intertie.link.journal import InstructionMark
+from intertie.link.keeper import NewEntry, SiteRow, Verdict, check, judge, wanted_digest
+from intertie.observe import log
+from intertie.observe.metrics import Counter
+
+_T = TypeVar("_T")
+
+LOG = log.get("lane")
+SYNCS = Counter("intertie_lane_syncs_total", "Syncs by what became of them.", ["lane", "outcome"])
+COMMITS = Counter("intertie_lane_commits_total", "Transactions that recorded syncs.", ["lane"])
+
+# Each waits for its commit and its interpretation: enough for a second of beats of a thousand sites.
+WORKERS = 256
+BACKLOG = 2_048
+# One commit for so many syncs and bytes at most: more would hold the first of them past the sites' two seconds.
+GROUP_SYNCS = 256
+GROUP_BYTES = 8 * BATCH_BYTES
+# An answer does not wait longer for what its entries mean; what comes of them later is said by a nudge.
+INTERPRET_WAIT_S = 1.0
+# All of an answer but instructions and settings.
+ENVELOPE_BYTES = 4 * 1024
+# One instruction above the limit of an answer still travels, alone, up to what NATS carries with its envelope.
+SINGLE_BYTES = 3 * BATCH_BYTES
+# The same fault of the same site is said again after this long while it lasts.
+FAULT_AGAIN_S = 600.0
+# A site's wall clock this far off is a fault of its own (field case BR-139); no rule depends on it.
+CLOCK_FAULT_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What a site is to work by, newer than what it has."""
+
+    revision: int
+    sealed: Sealed
+
+
+Instructions = Callable[[SiteName, InstructionMark], Awaitable[Sequence[Instruction]]]
+"""Every instruction of the site that has no answer entry yet, in order of number; the mark is the highest that the site has stored."""
+SettingsFor = Callable[[SiteName, int], Awaitable[Settings | None]]
+"""Settings newer than this revision, or None."""
+OnHeard = Callable[[SiteRow], Awaitable[None]]
+"""Told of every recorded sync before its answer is made; must be quick."""
+
+
+@dataclass(eq=False)
+class _Waiting:
+    site: SiteName
+    sync: Sync
+    size: int
+    received: datetime
+    received_s: float
+    verdict: asyncio.Future[Verdict | None]
+    """None: nothing may be answered."""
+
+
+@dataclass
+class _Faults:
+    """Which faults were said lately, so that a beat does not repeat them."""
+
+    said: dict[str, float] = field(default_factory=dict)
+
+    def due(self, key: str, now_s: float) -> bool:
+        return now_s - self.said.get(key, -FAULT_AGAIN_S) >= FAULT_AGAIN_S
+
+
+class LaneKeeper:
+    """One lane of one service. `run` it in the service's task group; several copies may run beside each other."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        lane: Lane,
+        tables: LaneTables,
+        clock: Clock,
+        *,
+        interpret: Interpret,
+        instructions: Instructions | None = None,
+        settings: SettingsFor | None = None,
+        on_heard: OnHeard | None = None,
+        epoch: Callable[[], int] = lambda: 1,
+        lease_s: int = 0,
+        single: bool = True,
+    ) -> None:
+        """`single`: this hub declares `durability: single`, a commit is all the safety there is; else `safe_through` stays where it is."""
+        self._bus, self._lane, self._tables, self._clock = bus, lane, tables, clock
+        self._instructions, self._settings, self._on_heard = instructions, settings, on_heard
+        self._epoch, self._lease_s, self._single = epoch, lease_s, single
+        self._interpreter = Interpreter(lane, tables, interpret, late=self.nudge)
+        self._waiting: dict[SiteName, _Waiting] = {}
+        self._bell = asyncio.Event()
+        self._faults = _Faults()
+        self.listening = asyncio.Event()
+        """Set once syncs are heard."""
+
+    async def run(self) -> None:
+        """Keep the lane until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._interpreter.run(), name=f"lane-{self._lane}-interpret")
+            group.create_task(self._commit_for_ever(), name=f"lane-{self._lane}-commit")
+            subscription = await self._bus.subscribe(
+                sync_subject("*", self._lane), self._on_sync, queue=f"lane-{self._lane}", workers=WORKERS, backlog=BACKLOG
+            )
+            self.listening.set()
+            try:
+                await asyncio.get_running_loop().create_future()
+            finally:
+                self.listening.clear()
+                await subscription.close()
+
+    async def nudge(self, site: SiteName) -> None:
+        """Ask for an early sync. It may be lost: then the beat brings it."""
+        try:
+            await self._bus.publish(nudge_subject(site), b"")
+        except Unavailable as err:
+            LOG.debug("a nudge was lost", site=site, code=err.code)
+
+    # --- in ---
+
+    async def _on_sync(self, message: Message) -> bytes | None:
+        if not message.reply.startswith((SERVICE_IMPORT, INBOX)):
+            # A client may name any subject as the reply of a request that it is allowed to make.
+            self._count("foreign_reply")
+            return None
+        try:
+            site = SiteName(name(message.subject.split(".")[3], "site"))
+            sync = decode(message.body, Sync, what="sync")
+            check(sync, site, self._lane)
+        except Refused as err:
+            await self._refused(message, err)
+            return None
+        waiting = _Waiting(
+            site, sync, len(message.body), self._clock.now(), self._clock.monotonic_s(), asyncio.get_running_loop().create_future()
+        )
+        self._admit(waiting)
+        verdict = await waiting.verdict
+        self._count(verdict.state.value if verdict else "unanswered")
+        return await self._answer(sync, verdict) if verdict else None
+
+    def _admit(self, waiting: _Waiting) -> None:
+        """One waits per site: the latest try, which is the only one that its site still listens for. So no site can crowd out another."""
+        before = self._waiting.get(waiting.site)
+        if before is not None and before.sync.session == waiting.sync.session and before.sync.nonce > waiting.sync.nonce:
+            _say(waiting, None)
+            return
+        if before is not None:
+            _say(before, None)
+        self._waiting[waiting.site] = waiting
+        self._bell.set()
+
+    def _count(self, outcome: str) -> None:
+        SYNCS.inc(lane=self._lane.value, outcome=outcome)
+
+    async def _refused(self, message: Message, err: Refused) -> None:
+        """Not a sync of this site and lane: silence, a log line, a fault report."""
+        self._count("refused")
+        site = SiteName(message.subject.split(".")[3])
+        LOG.warning("a sync was refused", lane=self._lane.value, site=site, code=err.code, text=err.text)
+        await self._say_fault(self._report(site, err.code, Severity.CRITICAL, f"Site {site} sends what is no sync", err.text))
+
+    # --- commit ---
+
+    async def _commit_for_ever(self) -> None:
+        while True:
+            await self._bell.wait()
+            self._bell.clear()
+            while self._waiting:
+                if group := self._next_group():
+                    await self._commit(group)
+
+    def _next_group(self) -> list[_Waiting]:
+        """Those who wait, in order of arrival; tries that their site has given up are dropped."""
+        group, size, now_s = list[_Waiting](), 0, self._clock.monotonic_s()
+        for waiting in list(self._waiting.values()):
+            if group and (len(group) >= GROUP_SYNCS or size + waiting.size > GROUP_BYTES):
+                break
+            del self._waiting[waiting.site]
+            if now_s - waiting.received_s > TRY_S:
+                _say(waiting, None)
+                continue
+            group.append(waiting)
+            size += waiting.size
+        return group
+
+    async def _commit(self, group: Sequence[_Waiting]) -> None:
+        """One transaction for all; if something of one breaks it, one for each, so that no site can silence another."""
+        try:
+            verdicts = await self._record(group)
+        except Unavailable as err:
+            LOG.warning("syncs stay unanswered", lane=self._lane.value, count=len(group), code=err.code)
+            verdicts = [None] * len(group)
+        except Exception as err:
+            if len(group) > 1:
+                for waiting in group:
+                    await self._commit([waiting])
+                return
+            expected = isinstance(err, Stale)
+            LOG.log(
+                20 if expected else 40, "a sync could not be recorded", lane=self._lane.value, site=group[0].site, exc_info=not expected
+            )
+            verdicts = [None]
+        for waiting, verdict in zip(group, verdicts, strict=True):
+            _say(waiting, verdict)
+
+    async def _unrecorded(self, site: SiteName, err: Exception) -> None:
+        """A sync that the tables do not take: another copy was quicker, or it is our bug. The site sends it again either way."""
+        if isinstance(err, Stale):
+            LOG.info("a sync could not be recorded", lane=self._lane.value, site=site, code=err.code)
+            return
+        LOG.error("a sync could not be recorded", lane=self._lane.value, site=site, exc_info=err)
+        text = f"{type(err).__name__}: {err}"
+        await self._say_fault(self._report(site, "lane.unrecorded", Severity.CRITICAL, f"A sync of site {site} cannot be recorded", text))
+
+    async def _say_fault(self, report: ReportIncident) -> None:
+        """Outside a turn, once per FAULT_AGAIN_S."""
+        if not self._faults.due(report.key, self._clock.monotonic_s()):
+            return
+        try:
+            await self._tables.report(report)
+        except (Unavailable, Stale) as err:
+            LOG.warning("a fault could not be reported", key=report.key, code=err.code)
+            return
+        self._faults.said[report.key] = self._clock.monotonic_s()
+
+    async def _record(self, group: Sequence[_Waiting]) -> list[Verdict | None]:
+        verdicts = list[Verdict | None]()
+        rows, entries, faults = list[SiteRow](), dict[SiteName, Sequence[NewEntry]](), list[ReportIncident]()
+        now_s = self._clock.monotonic_s()
+        async with self._tables.turn(self._lane, [waiting.site for waiting in group]) as turn:
+            for waiting in group:
+                if waiting.site in turn.busy:
+                    verdicts.append(Verdict(LaneState.BUSY))
+                    continue
+                row = turn.rows.get(waiting.site)
+                seq = wanted_digest(row, waiting.sync)
+                stored = None if seq is None else await turn.digest(waiting.site, waiting.sync.journal, seq)
+                verdict = judge(row, stored, waiting.sync, waiting.received, epoch=self._epoch(), single=self._single)
+                verdicts.append(verdict)
+                if verdict.row is not None:
+                    rows.append(verdict.row)
+                    entries[waiting.site] = verdict.new
+                faults.extend(self._faults_of(waiting.site, verdict, now_s))
+            if rows or faults:
+                await turn.save(rows, entries, faults)
+        COMMITS.inc(lane=self._lane.value)
+        for fault in faults:
+            if fault.recovered:
+                self._faults.said.pop(fault.key, None)
+            else:
+                self._faults.said[fault.key] = now_s
+        return verdicts
+
+    def _faults_of(self, site: SiteName, verdict: Verdict, now_s: float) -> list[ReportIncident]:
+        """What a person must know of this sync: a lane that stands still, a clock that is off, and that either is over."""
+        found = list[ReportIncident]()
+        if verdict.why:
+            kind, title = f"lane.{verdict.state.value}", f"Lane {self._lane} of site {site} stands still: {verdict.state.value}"
+            found.append(
+                self._report(site, kind, Severity.CRITICAL, title, f"{verdict.why}. Nothing is acknowledged until both sides are compared.")
+            )
+        if verdict.row is not None and self._lane is Lane.REGISTRY:
+            offset, error = verdict.row.clock_offset_s, verdict.row.clock_error_s
+            if abs(offset) - error > CLOCK_FAULT_S:
+                text = f"The site's wall clock is {-offset:+.1f} s (± {error:.1f}) from the hub's. Durations are not affected."
+                found.append(self._report(site, "site.clock", Severity.WARNING, f"The clock of site {site} is off", text))
+        due = [report for report in found if self._faults.due(report.key, now_s)]
+        if verdict.state is LaneState.OK:
+            standing = {report.key for report in found}
+            mine = [key for key in self._faults.said if key.endswith(f"/{site}/{self._lane}") and key not in standing]
+            due += [
+                self._report(site, key.split("/")[0], Severity.INFO, "It is over", "The lane moves again.", recovered=True) for key in mine
+            ]
+        return due
+
+    def _report(self, site: SiteName, kind: str, severity: Severity, title: str, text: str, *, recovered: bool = False) -> ReportIncident:
+        return ReportIncident(
+            key=f"{kind}/{site}/{self._lane}", kind=kind, severity=severity, title=title, text=text[:4_000], site=site, recovered=recovered
+        )
+
+    # --- out ---
+
+    async def _answer(self, sync: Sync, verdict: Verdict) -> bytes:
+        instructions, settings, more = list[Instruction](), None, False
+        row = verdict.row
+        if row is not None:
+            interpreted = await self._interpreted(row, verdict)
+            if self._on_heard is not None:
+                await self._ask("on_heard", self._on_heard(row), None)
+            if verdict.state is LaneState.OK:
+                if self._settings is not None:
+                    settings = await self._ask("settings", self._settings(sync.site, sync.settings_revision), None)
+                instructions, more = await self._to_say(sync, len(encode(settings.sealed)) if settings else 0)
+            if not interpreted:
+                LOG.debug("answered before all was interpreted", lane=self._lane.value, site=sync.site)
+        ok = verdict.state is LaneState.OK
+        return encode(
+            Synced(
+                nonce=sync.nonce,
+                state=verdict.state,
+                ack_through=verdict.ack_through,
+                safe_through=verdict.safe_through,
+                instructions=instructions,
+                more=more,
+                lease_s=self._lease_s if ok else 0,
+                epoch=self._epoch(),
+                settings=settings.sealed if settings else None,
+                settings_revision=settings.revision if settings else 0,
+                clock=self._clock.now(),
+                quarantined=row.quarantined if row else 0,
+            )
+        )
+
+    async def _interpreted(self, row: SiteRow, verdict: Verdict) -> bool:
+        """Interpret what is open, and wait for it a little: most often the answer can then say what came of it."""
+        if not verdict.new and row.interpreted_through == row.ack_through:
+            return True
+        self._interpreter.kick(row.site)
+        return await self._interpreter.settled(row.site, INTERPRET_WAIT_S)
+
+    async def _to_say(self, sync: Sync, taken_bytes: int) -> tuple[list[Instruction], bool]:
+        """Open instructions, as many as fit: first those that the site has not stored, then repeats. True if some were left out."""
+        if self._instructions is None:
+            return [], False
+        mark = InstructionMark(sync.instruction_epoch, sync.instruction_mark)
+        open_ones = await self._ask("instructions", self._instructions(sync.site, mark), ())
+        new = [one for one in open_ones if (one.epoch, one.number) > (mark.epoch, mark.number)]
+        known = [one for one in open_ones if (one.epoch, one.number) <= (mark.epoch, mark.number)]
+        room = BATCH_BYTES - ENVELOPE_BYTES - taken_bytes
+        said = list[Instruction]()
+        for one in [*new, *known]:
+            size = len(encode(one)) + 1
+            if size > room and (said or size > SINGLE_BYTES):
+                if size > SINGLE_BYTES:
+                    await self._too_large(sync.site, one, size)
+                    continue
+                return said, True
+            said.append(one)
+            room -= size
+        return said, False
+
+    async def _too_large(self, site: SiteName, one: Instruction, size: int) -> None:
+        """It can never travel: say so, and let the others pass."""
+        text = f"Instruction {one.id} for attempt {one.attempt} has {size} bytes, at most {SINGLE_BYTES} fit one message."
+        await self._say_fault(
+            self._report(site, "lane.instruction_too_large", Severity.CRITICAL, f"An instruction for site {site} is too large", text)
+        )
+
+    async def _ask(self, what: str, answer: Awaitable[_T], otherwise: _T) -> _T:
+        """The service's part of an answer. Without it the commit is still acknowledged; the next beat asks again."""
+        try:
+            async with asyncio.timeout(INTERPRET_WAIT_S):
+                return await answer
+        except (IntertieError, TimeoutError, OSError) as err:
+            LOG.warning("an answer goes out without a part", lane=self._lane.value, part=what, error=str(err) or type(err).__name__)
+        except Exception:
+            LOG.exception("an answer goes out without a part", lane=self._lane.value, part=what)
+        return otherwise
+
+
+def _say(waiting: _Waiting, verdict: Verdict | None) -> None:
+    if not waiting.verdict.done():
+        waiting.verdict.set_result(verdict)
