@@ -9,7 +9,7 @@ say() { printf '%s\n' "$*" >&2; }
 find_python() {
   for candidate in "${INTERTIE_PYTHON:-}" python3 python3.14 python3.13 python3.12 python3.11; do
     [ -n "$candidate" ] && command -v "$candidate" >/dev/null 2>&1 || continue
-    if "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11, 4) and sys.version_info[:2] != (3, 11))' 2>/dev/null; then
+    if "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
       command -v "$candidate"; return 0
     fi
   done

@@ -82,13 +82,36 @@ def test_a_name_that_would_leave_the_folder_is_refused(tmp_path: Path, name: str
         entry.size = 1
         tar.addfile(entry, io.BytesIO(b"x"))
     inside = tmp_path / "deep/er"
-    inside.mkdir(parents=True)
-    try:
+    with pytest.raises(Refused, match="pack.unsafe"):
         unpack(tmp_path / "p", inside)
-    except Refused as refused:
-        assert refused.code == "pack.unsafe"
-    assert not list(tmp_path.glob("**/evil")) or name.startswith("/")
+    assert not list(tmp_path.glob("**/evil"))
     assert not Path("/etc/evil").exists()
+
+
+def test_a_pack_cannot_write_through_its_own_link(tmp_path: Path) -> None:
+    (tmp_path / "outside").mkdir()
+    with tarfile.open(tmp_path / "p", "w:gz") as tar:
+        entry = tarfile.TarInfo("here")
+        entry.type, entry.linkname = tarfile.SYMTYPE, "."
+        tar.addfile(entry)
+        entry = tarfile.TarInfo("here/up")
+        entry.type, entry.linkname = tarfile.SYMTYPE, "../outside"
+        tar.addfile(entry)
+        entry = tarfile.TarInfo("up/evil")
+        tar.addfile(entry, io.BytesIO(b""))
+    with pytest.raises(Refused, match="pack.unsafe"):
+        unpack(tmp_path / "p", tmp_path / "in")
+    assert not list((tmp_path / "outside").iterdir())
+
+
+@pytest.mark.parametrize("kind", [tarfile.FIFOTYPE, tarfile.CHRTYPE, tarfile.LNKTYPE])
+def test_only_files_folders_and_links_are_unpacked(tmp_path: Path, kind: bytes) -> None:
+    with tarfile.open(tmp_path / "p", "w:gz") as tar:
+        entry = tarfile.TarInfo("odd")
+        entry.type, entry.linkname = kind, "/etc/passwd"
+        tar.addfile(entry)
+    with pytest.raises(Refused, match=r"pack\."):
+        unpack(tmp_path / "p", tmp_path / "in")
 
 
 def test_a_link_out_of_the_folder_is_refused(tmp_path: Path) -> None:
