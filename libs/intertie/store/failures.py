@@ -43,6 +43,8 @@ _CONFLICT = (pg.SerializationError, pg.DeadlockDetectedError, pg.InvalidCachedSt
 _FULL = (pg.DiskFullError, pg.OutOfMemoryError)
 _TEXT = (pg.CharacterNotInRepertoireError, pg.UntranslatableCharacterError)
 
+_GONE = ("closed", "closing", "released back to the pool")
+
 _RETRY = "retry; `intertie doctor` shows whether PostgreSQL answers"
 
 
@@ -53,8 +55,8 @@ def unavailable(text: str) -> Unavailable:
 def is_away(err: BaseException) -> bool:
     """True if the connection, not the statement, failed: at COMMIT the outcome is then unknown."""
     if isinstance(err, asyncpg.InterfaceError):
-        # asyncpg says "connection is closed" and "another operation is in progress" (our bug) with one type; a ValueError is a wrong argument.
-        return not isinstance(err, ValueError) and "another operation" not in str(err)
+        # asyncpg says "connection is closed" and "another operation is in progress", which is our bug, with one type.
+        return any(word in str(err) for word in _GONE)
     return isinstance(err, _AWAY) and not isinstance(err, pg.OutdatedSchemaCacheError)
 
 

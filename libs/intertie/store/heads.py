@@ -32,6 +32,9 @@ class _Noun:
             return
         if len(self.ahead) < AHEAD:
             self.ahead.add(number)
+        self._advance()
+
+    def _advance(self) -> None:
         while self.number + 1 in self.ahead:
             self.number += 1
             self.ahead.discard(self.number)
@@ -42,7 +45,7 @@ class _Noun:
                 self.ahead.clear()
             self.epoch, self.number = epoch, number
             self.ahead = {n for n in self.ahead if n > number}
-            self.take(epoch, number)
+            self._advance()
 
     @property
     def has(self) -> tuple[int, int]:
@@ -67,7 +70,7 @@ class HeadsWatch:
             if head.noun not in wanted:
                 continue
             noun = self._nouns.setdefault((heads.service, head.noun), _Noun())
-            behind = behind or (noun.said is not None and noun.has < noun.said)
+            behind = behind or (noun.said is not None and noun.said[1] > 0 and noun.has < noun.said)
             noun.said = (head.epoch, head.number)
         return behind
 

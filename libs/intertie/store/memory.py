@@ -129,6 +129,9 @@ class MemoryStore:
     async def dead_letter(self, letter: DeadLetter) -> None:
         self.dead_letters.append(letter)
 
+    async def open_dead_letters(self, limit: int = 100) -> list[DeadLetter]:
+        return self.dead_letters[:limit]
+
     async def keep_dead_letter(self, letter: DeadLetter, report: ReportIncident | None) -> None:
         async with self.transaction() as tx:
             await tx.dead_letter(letter)

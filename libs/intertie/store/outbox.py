@@ -14,7 +14,7 @@ from typing import Protocol
 from urllib.parse import quote, unquote
 
 from intertie.bus.port import StreamSpec
-from intertie.contracts.base import EVENT_STREAM, PREFIX, Event, EventMeta, Head, encode, refuse_not_finite
+from intertie.contracts.base import EVENT_STREAM, PREFIX, Event, EventMeta, Head, decode, encode, refuse_not_finite
 from intertie.contracts.incident import FaultReported, ReportIncident, Severity
 from intertie.errors import Refused
 from intertie.ids import EventId, new_event
@@ -201,6 +201,11 @@ def new_row(event: Event, service: str, now: datetime, traceparent: str) -> NewE
 
 # Printable ASCII travels as it is; the rest, and '%' itself, percent-encoded (CloudEvents HTTP binding 3.1.3.2), since header values are ASCII.
 _SAFE = "!#$&'()*+,-./:;<=>?@[]^_`{|}~"
+
+
+def parse_headers(text: str) -> dict[str, str]:
+    """Headers as they were kept, in jsonb."""
+    return decode(text, dict[str, str], what="stored headers")
 
 
 def read_meta(headers: Mapping[str, str]) -> EventMeta:

@@ -9,11 +9,10 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
 import asyncpg
-import msgspec
 
 from intertie.contracts.base import Head
 from intertie.ids import EventId
-from intertie.store.outbox import INBOX_S, RETENTION_S, Leader, NewEvent, OutboxRow, StreamMark, refusal, share
+from intertie.store.outbox import INBOX_S, RETENTION_S, Leader, NewEvent, OutboxRow, StreamMark, parse_headers, refusal, share
 from intertie.store.tx import Q
 
 if TYPE_CHECKING:
@@ -22,8 +21,6 @@ if TYPE_CHECKING:
 RELAY = "relay"
 # A step of pruning holds its locks for milliseconds; the next step is asked for at once while there is more.
 PRUNE_ROWS = 5_000
-
-_headers = msgspec.json.Decoder(dict[str, str])
 
 
 class PgOutbox:
@@ -107,7 +104,7 @@ def _row(row: asyncpg.Record) -> OutboxRow:
         version=row["version"],
         subject=row["subject"],
         body=row["body"],
-        headers=_headers.decode(row["headers"]),
+        headers=parse_headers(row["headers"]),
         created_at=row["created_at"],
     )
     return OutboxRow(row["id"], event, row["epoch"], row["number"])

@@ -8,6 +8,7 @@ itself: a killed server costs the calls of its absence and nothing afterwards.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -53,6 +54,9 @@ _SESSION = {
     # PL/pgSQL and planning of our short statements gain nothing from it, and it costs milliseconds at first use.
     "jit": "off",
 }
+
+# What tidying up a connection in doubt may raise; then it is thrown away.
+_BROKEN = (TimeoutError, OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)
 
 Isolation = Literal["read committed", "repeatable read", "serializable"]
 
@@ -146,7 +150,7 @@ class Database:
             try:
                 async with asyncio.timeout(TIDY_S):
                     await pool.close()
-            except (TimeoutError, OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError):
+            except _BROKEN:
                 pool.terminate()
 
     async def migrate(self, package: str, *, through: migrations.Phase = "post", timeout_s: float = 120.0) -> list[str]:
@@ -231,6 +235,11 @@ class Database:
         async with self.transaction(read_only=True) as tx:
             return await tx.read_audit(query)
 
+    async def open_dead_letters(self, limit: int = 100) -> list[DeadLetter]:
+        """Events given up and not replayed since, oldest first."""
+        async with self.transaction(read_only=True) as tx:
+            return await tx.open_dead_letters(limit)
+
     async def keep_dead_letter(self, letter: DeadLetter, report: ReportIncident | None) -> None:
         """Keep an event that was given up, and say so, in one transaction."""
         async with self.transaction() as tx:
@@ -283,15 +292,21 @@ async def _rolled_back(connection: PooledConnection) -> bool:
     try:
         async with asyncio.timeout(TIDY_S):
             await connection.execute("ROLLBACK")
-    except (TimeoutError, OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError):
+    except _BROKEN:
         return False
     return True
 
 
 async def _release(pool: Pool, connection: PooledConnection, *, clean: bool) -> None:
     if not clean:
-        connection.terminate()
+        _throw_away(connection)
     try:
         await pool.release(connection, timeout=TIDY_S)
-    except (TimeoutError, OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError):
+    except _BROKEN:
+        _throw_away(connection)
+
+
+def _throw_away(connection: PooledConnection) -> None:
+    """Cut it, without waiting for anybody. A connection that was lost has already left the pool and says InterfaceError."""
+    with contextlib.suppress(asyncpg.InterfaceError):
         connection.terminate()

@@ -5,6 +5,7 @@ names that do not exist or are not used.
 
 from __future__ import annotations
 
+import ast
 import difflib
 import re
 from collections.abc import Iterator, Mapping
@@ -12,7 +13,6 @@ from importlib import resources
 from pathlib import Path
 
 _NAME = re.compile(r"--\s*name:\s*(?P<name>[a-z][a-z0-9_]*)\s*\Z")
-_USE = re.compile(r"\bQ\.([a-z][a-z0-9_]*)")
 
 
 class Query(str):
@@ -57,10 +57,17 @@ class Queries:
         """What the package's sources say as `Q.name` and `queries.sql` does not hold, and what it holds and nobody says."""
         used: set[str] = set()
         for source in Path(str(resources.files(self._package))).rglob("*.py"):
-            used.update(_USE.findall(source.read_text(encoding="utf-8")))
+            used.update(_said(ast.parse(source.read_text(encoding="utf-8"))))
         missing = [f"{self._package}: Q.{name} is not in queries.sql" for name in sorted(used - self._queries.keys())]
         idle = [f"{self._package}: {name} in queries.sql is used nowhere" for name in sorted(self._queries.keys() - used)]
         return missing + idle
+
+
+def _said(tree: ast.Module) -> Iterator[str]:
+    """Every `name` of a `Q.name` in a module."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "Q":
+            yield node.attr
 
 
 def plain(query: str) -> str:

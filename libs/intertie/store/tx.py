@@ -17,7 +17,7 @@ from intertie.errors import Refused, Stale
 from intertie.ids import EventId
 from intertie.observe import tracing
 from intertie.store.failures import translated
-from intertie.store.outbox import DeadLetter, Leader, new_row
+from intertie.store.outbox import DeadLetter, Leader, new_row, parse_headers
 from intertie.store.queries import load_queries, plain
 
 if TYPE_CHECKING:
@@ -52,6 +52,7 @@ class Tx:
         self._connection = connection
         self._service = service
         self._now = now
+        self._savepoints = 0
         self.emitted = 0
 
     async def one(self, query: str, *args: object) -> asyncpg.Record | None:
@@ -89,17 +90,17 @@ class Tx:
     @asynccontextmanager
     async def savepoint(self) -> AsyncIterator[None]:
         """Survive an error of the block (a `Violated` that means something): only the block is undone."""
-        with translated():
-            inner = self._connection.transaction()
-            await inner.start()
+        self._savepoints += 1
+        name = f"s{self._savepoints}"
+        await self.run(f"SAVEPOINT {name}")
         try:
             yield
         except Exception:
-            with translated():
-                await inner.rollback()
+            await self.run(f"ROLLBACK TO SAVEPOINT {name}")
             raise
-        with translated():
-            await inner.commit()
+        finally:
+            self._savepoints -= 1
+        await self.run(f"RELEASE SAVEPOINT {name}")
 
     async def emit(self, event: Event) -> EventId:
         """Tell others, if and when this transaction commits; the relay numbers and publishes it."""
@@ -155,6 +156,23 @@ class Tx:
             letter.tries,
             letter.at,
         )
+
+    async def open_dead_letters(self, limit: int = 100) -> list[DeadLetter]:
+        """Events given up and not replayed since, oldest first."""
+        return [
+            DeadLetter(
+                consumer=row["consumer"],
+                event_id=row["event_id"],
+                type=row["type"],
+                subject=row["subject"],
+                headers=parse_headers(row["headers"]),
+                body=row["body"],
+                error=row["error"],
+                tries=row["tries"],
+                at=row["at"],
+            )
+            for row in await self.all(Q.dead_letters_open, limit)
+        ]
 
     async def read_audit(self, query: AuditQuery) -> list[AuditRow]:
         """Audit rows, newest first, before an id."""
