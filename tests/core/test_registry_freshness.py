@@ -27,10 +27,11 @@ class Leader:
     def takes_office(cls, freshness: Freshness, *, heard: int = 10, taken: int = 9) -> Leader:
         return cls(freshness, first_look(Heard(heard, taken), now_s=OFFICE, hears_us=True))
 
-    def looks(self, at_s: float, heard: int, taken: int) -> Freshness:
+    def looks(self, at_s: float, heard: int, taken: int, *, hears_since_s: float | None = 0.0) -> Freshness:
         now_s = OFFICE + at_s
         self.hearing = look(self.hearing, Heard(heard, taken), now_s=now_s, limits=LIMITS)
-        self.freshness = judge(self.freshness, self.hearing, now_s=now_s, limits=LIMITS).freshness
+        since_s = None if hears_since_s is None else OFFICE + hears_since_s
+        self.freshness = judge(self.freshness, self.hearing, now_s=now_s, limits=LIMITS, hears_since_s=since_s).freshness
         return self.freshness
 
 
@@ -59,6 +60,22 @@ def test_growth_of_heard_makes_a_site_fresh(was: Freshness) -> None:
 def test_the_hubs_own_absence_makes_no_site_unknown() -> None:
     """LINK D5: whatever time passed before this leader took office, the site keeps the freshness it had."""
     assert Leader.takes_office(FRESH).looks(1, heard=10, taken=9) is FRESH
+
+
+def test_what_the_hub_could_not_hear_makes_a_site_stale_and_never_unknown() -> None:
+    """LINK D5: hub up, bus down: every site is silent and none of them is to blame."""
+    leader = Leader.takes_office(FRESH)
+    leader.looks(5, heard=11, taken=10)
+    assert leader.looks(100, heard=11, taken=10, hears_since_s=None) is STALE
+    assert leader.looks(110, heard=11, taken=10, hears_since_s=105) is STALE
+    assert leader.looks(165.1, heard=11, taken=10, hears_since_s=105) is UNKNOWN
+
+
+def test_a_site_that_was_unknown_stays_so_while_the_hub_is_deaf() -> None:
+    leader = Leader.takes_office(FRESH)
+    leader.looks(5, heard=11, taken=10)
+    assert leader.looks(100, heard=11, taken=10) is UNKNOWN
+    assert leader.looks(105, heard=11, taken=10, hears_since_s=None) is UNKNOWN
 
 
 def test_a_site_that_speaks_and_never_takes_our_answers_is_stale_and_not_unknown() -> None:

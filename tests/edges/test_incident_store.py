@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from intertie.store.checks import check_queries
 from tests.conftest import PgDatabase
 
 from intertie.contracts.base import EventMeta
@@ -27,7 +28,7 @@ from intertie.errors import Conflict
 from intertie.ids import IncidentId, PoolName, SiteName, new_event
 from intertie.incident import core
 from intertie.incident.memory import MemoryIncidentStore
-from intertie.incident.pg import PACKAGE, PgIncidentStore
+from intertie.incident.pg import PACKAGE, PgIncidentStore, Q
 from intertie.incident.store import IncidentStore
 from intertie.store import Database, Violated
 
@@ -208,3 +209,8 @@ async def test_the_database_itself_refuses_a_second_open_incident_of_a_key(pg: P
                     "INSERT INTO incident (incident, record) SELECT 'inc-2', jsonb_set(record, '{incident}', '\"inc-2\"') FROM incident"
                 )
     assert refused.value.constraint == "one_open_incident_per_key"
+
+
+async def test_postgresql_can_run_every_query_and_none_is_idle(pg: PgDatabase) -> None:
+    async with on_postgres(pg) as store:
+        assert await check_queries(store.db, Q) == []

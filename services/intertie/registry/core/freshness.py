@@ -81,10 +81,15 @@ def look(hearing: Hearing, heard: Heard, *, now_s: float, limits: Limits) -> Hea
     return replace(seen, hears_us=hearing.hears_us and now_s - hearing.taken_at_s <= limits.stale_s)
 
 
-def judge(current: Freshness, hearing: Hearing, *, now_s: float, limits: Limits) -> Judgement:
-    """A site's freshness now. Without growth in this office it may only grow older, never younger."""
+def judge(current: Freshness, hearing: Hearing, *, now_s: float, limits: Limits, hears_since_s: float | None) -> Judgement:
+    """A site's freshness now. Without growth in this office it may only grow older, never younger.
+
+    `hears_since_s` is the end of the leader's own last deafness (its bus or store was away, it was not looking); None: it is deaf now. What it
+    could not hear makes a site stale, never unknown.
+    """
     age_s = now_s - hearing.grew_at_s
-    if age_s > limits.unknown_s:
+    unheard_s = 0.0 if hears_since_s is None else now_s - max(hearing.grew_at_s, hears_since_s)
+    if unheard_s > limits.unknown_s or (current is Freshness.UNKNOWN and (not hearing.grown or age_s > limits.stale_s)):
         return Judgement(Freshness.UNKNOWN, False)
     if not hearing.grown:
         if current is Freshness.FRESH and age_s > limits.stale_s:

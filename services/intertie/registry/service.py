@@ -1,0 +1,172 @@
+"""The registry at work: answers calls, interprets its lane, and as leader judges how fresh each site is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import msgspec
+
+from intertie.bus.port import Bus
+from intertie.bus.rpc import Caller, Serve
+from intertie.clock import Clock
+from intertie.contracts import endpoints
+from intertie.contracts.endpoints import Endpoint
+from intertie.contracts.identity import AuditQuery, AuditReply
+from intertie.contracts.link import Inventory, Lane, ProfileDeclared, RegistryEntry
+from intertie.contracts.site import CordonPool, PoolRecord, RegisterSite, SiteRecord, SitesQuery, SitesReply
+from intertie.ids import SiteName
+from intertie.lane.keeper import LaneKeeper
+from intertie.lane.tables import LaneEntry, LaneTables
+from intertie.link.keeper import SiteRow
+from intertie.observe import log
+from intertie.registry.core import site
+from intertie.registry.core.freshness import Heard, Hearing, Judgement, Limits, first_look, judge, look
+from intertie.registry.store import RegistryStore
+from intertie.runtime import Beat
+from intertie.store import Leader, StoreTx, audit_reply
+from intertie.trust.rights import not_found, require, scope
+
+LOG = log.get("registry")
+
+# How often the leader looks: a fraction of the freshness limit, so that its own beat adds little to it.
+JUDGE_S = 1.0
+LEADER_ROLE = "judge"
+# A bus that does not answer within this is not one through which a site could have been heard.
+ALIVE_S = 1.0
+
+
+class Registry:
+    """One copy of the service. Several may run: each answers and interprets, one judges."""
+
+    def __init__(
+        self, store: RegistryStore, lanes: LaneTables, bus: Bus, clock: Clock, *, limits: Limits | None = None, beat_scale: float = 1.0
+    ) -> None:
+        self.store, self.lanes, self.clock = store, lanes, clock
+        self.limits = limits or Limits().scaled(beat_scale)
+        self.beat = Beat("registry-judge", JUDGE_S, scale=beat_scale)
+        self.keeper = LaneKeeper(bus, Lane.REGISTRY, lanes, clock, interpret=self.interpret, on_heard=self.on_heard)
+        self.bus = bus
+        self._hearings: dict[SiteName, Hearing] = {}
+        self._hears_since_s: float | None = None
+        self._looked_at_s = 0.0
+
+    # --- calls ---
+
+    def handlers(self) -> Mapping[Endpoint[Any, Any], Serve]:
+        return {
+            endpoints.SITES: self.sites,
+            endpoints.REGISTER_SITE: self.register,
+            endpoints.CORDON: self.cordon,
+            endpoints.REGISTRY_AUDIT: self.audit,
+        }
+
+    async def sites(self, query: SitesQuery, caller: Caller) -> SitesReply:
+        """Everyone who may submit sees every site; an owner sees the own one."""
+        seen = scope(caller.claims, "site.read")
+        if query.site is not None and not seen.covers(site=query.site):
+            raise not_found()
+        sites, pools = await self.store.sites(query)
+        heard = {row.site: row for row in await self.lanes.sites(Lane.REGISTRY)}
+        return SitesReply(
+            sites=[_as_heard(record, heard.get(record.site)) for record in sites if seen.covers(site=record.site)],
+            pools=[_as_heard(record, heard.get(record.site)) for record in pools if seen.covers(site=record.site)],
+        )
+
+    async def register(self, request: RegisterSite, caller: Caller) -> SiteRecord:
+        require(caller.claims, "site.register", site=request.site)
+        return await self.store.register(request, actor=caller.claims.sub, now=self.clock.now())
+
+    async def cordon(self, request: CordonPool, caller: Caller) -> SitesReply:
+        require(caller.claims, "site.cordon", site=request.site)
+        await self.store.cordon(request, actor=caller.claims.sub, now=self.clock.now())
+        sites, pools = await self.store.sites(SitesQuery(site=request.site))
+        return SitesReply(sites=sites, pools=pools)
+
+    async def audit(self, query: AuditQuery, caller: Caller) -> AuditReply:
+        require(caller.claims, "audit.read")
+        return await audit_reply(self.store, query)
+
+    # --- the lane ---
+
+    async def interpret(self, entry: LaneEntry) -> None:
+        """One entry of the lane, in one transaction with its mark. What a rule refuses is recorded and reported, not set aside."""
+        said: RegistryEntry = entry.read(RegistryEntry)  # type: ignore[arg-type]  # mypy knows no type[] of a union
+        now = self.clock.now()
+
+        async def mark(tx: StoreTx) -> None:
+            await self.lanes.mark_interpreted(tx, entry)
+
+        if isinstance(said, ProfileDeclared):
+            refusal = await self.store.declared(entry.site, said, now=now, mark=mark)
+            if refusal is not None:
+                LOG.warning("a declaration was refused", site=entry.site, pool=said.profile.pool[:63], code=refusal.code)
+        elif isinstance(said, Inventory):
+            taken = await self.store.observed(entry.site, said, now=now, mark=mark)
+            if taken.undeclared:
+                LOG.warning("pools without a declaration count for nothing", site=entry.site, pools=list(taken.undeclared)[:10])
+
+    async def on_heard(self, row: SiteRow) -> None:
+        """A sync was recorded. A site that was not known to be heard is judged at once, not with the next beat."""
+        hearing = self._hearings.get(row.site)
+        if hearing is None or not hearing.grown or self.clock.monotonic_s() - hearing.grew_at_s > self.limits.stale_s:
+            self.beat.hint()
+
+    # --- the leader ---
+
+    async def judge_for_ever(self) -> None:
+        """Lead, and judge while leading. Losing the lead, or the store, begins anew: what was heard before counts for nothing then."""
+        await Beat("registry-lead", JUDGE_S).run(self._lead)
+
+    async def _lead(self) -> None:
+        async with self.store.leading(LEADER_ROLE) as leader:
+            LOG.info("leads the judging of silence", number=leader.number)
+            self._hearings.clear()
+            self._hears_since_s = self._looked_at_s = self.clock.monotonic_s()
+            await self.beat.run(lambda: self.judge(leader))
+
+    async def judge(self, leader: Leader) -> None:
+        """One look at every site that is registered, and a word for every pool that changed unsaid."""
+        rows = {row.site: row for row in await self.lanes.sites(Lane.REGISTRY)}
+        sites, _ = await self.store.sites(SitesQuery())
+        hears_since_s = await self._listens()
+        now_s = self.clock.monotonic_s()
+        for record in sites:
+            row = rows.get(record.site)
+            heard = Heard(row.heard, row.taken_nonce) if row is not None else Heard(0, 0)
+            known = self._hearings.get(record.site)
+            if known is None:
+                known = first_look(heard, now_s=now_s, hears_us=record.hears_us)
+            self._hearings[record.site] = hearing = look(known, heard, now_s=now_s, limits=self.limits)
+            judged = judge(record.freshness, hearing, now_s=now_s, limits=self.limits, hears_since_s=hears_since_s)
+            await self._record(record, judged, row, leader)
+        await self.store.tell(leader=leader, now=self.clock.now())
+
+    async def _record(self, record: SiteRecord, judged: Judgement, row: SiteRow | None, leader: Leader) -> None:
+        """Write a judgement if there is news in it."""
+        last_heard, offset_s = (row.last_heard, row.clock_offset_s) if row is not None else (None, None)
+        if site.heard(record, judged, last_heard=last_heard, clock_offset_s=offset_s) is record:
+            return
+        now = self.clock.now()
+        after = await self.store.heard(record.site, judged, last_heard=last_heard, clock_offset_s=offset_s, leader=leader, now=now)
+        if after is not None and after.freshness != record.freshness:
+            LOG.info("freshness changed", site=record.site, was=record.freshness.value, now=after.freshness.value)
+
+    async def _listens(self) -> float | None:
+        """Since when (monotonic) this leader could have heard a site; None while it cannot."""
+        listens = self.keeper.listening.is_set() and await self.bus.alive(ALIVE_S)
+        now_s = self.clock.monotonic_s()
+        if not listens:
+            self._hears_since_s = None
+        elif self._hears_since_s is None or now_s - self._looked_at_s > self.limits.stale_s:
+            self._hears_since_s = now_s
+        self._looked_at_s = now_s
+        return self._hears_since_s
+
+
+R = TypeVar("R", SiteRecord, PoolRecord)
+
+
+def _as_heard(record: R, row: SiteRow | None) -> R:
+    """The record with the time it was last heard: live, while events only tell it when something changed."""
+    return record if row is None else msgspec.structs.replace(record, last_heard=row.last_heard)

@@ -1,0 +1,240 @@
+"""The registry's store: about ten verbs, each one transaction, written once over `Rows`. `pg` and `memory` only say how a row is read and saved.
+
+A verb loads under a lock, asks the core, and saves record, events, audit row and the mark of the lane entry together. Pool events are
+coalesced: what the site observes is told at once if nothing was told within the last second, else with the leader's next beat.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from datetime import datetime, timedelta
+from typing import Protocol
+
+import msgspec
+
+from intertie.contracts.base import Instant
+from intertie.contracts.identity import AuditQuery, AuditRow
+from intertie.contracts.link import Inventory, ProfileDeclared
+from intertie.contracts.site import (
+    CordonPool,
+    PoolChanged,
+    PoolProfile,
+    PoolRecord,
+    RegisterSite,
+    SiteChanged,
+    SiteRecord,
+    SitesQuery,
+)
+from intertie.errors import NotFound, Refused
+from intertie.ids import DeviceId, SiteName
+from intertie.registry.core import faults, inventory, profile, site
+from intertie.registry.core.freshness import Judgement
+from intertie.store import Leader, StoreTx
+
+# A burst of short jobs changes a pool's inventory twice per job; those who plan on it need one picture a second.
+TELL_EVERY = timedelta(seconds=1)
+# Pools told in one transaction of the leader's beat.
+TELL_BATCH = 200
+
+Mark = Callable[[StoreTx], Awaitable[None]]
+"""Marks the lane entry that caused a write, in the write's own transaction."""
+
+RULE = "rule"
+"""The actor of what no person asked for."""
+
+
+class PoolRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A pool's record and what was told of it."""
+
+    record: PoolRecord
+    told_version: int = 0
+    told_at: Instant | None = None
+
+
+class Rows(Protocol):
+    """One transaction's view of the registry's tables. Rows that are read here stay locked until its end."""
+
+    @property
+    def tx(self) -> StoreTx: ...
+
+    async def site(self, name: SiteName) -> SiteRecord | None: ...
+
+    async def save_site(self, record: SiteRecord) -> None: ...
+
+    async def doubled(self, name: SiteName) -> list[DeviceId]:
+        """Cards of the site that stood in two pools when it last reported."""
+        ...
+
+    async def save_doubled(self, name: SiteName, cards: Sequence[DeviceId]) -> None: ...
+
+    async def pools(self, name: SiteName) -> list[PoolRow]: ...
+
+    async def save_pool(self, row: PoolRow) -> None: ...
+
+    async def add_revision(self, record: PoolRecord, *, declared_at: datetime, effective_at: datetime) -> None:
+        """Keep a profile's revision with its dates; nothing of it is ever changed."""
+        ...
+
+    async def untold(self, limit: int) -> list[PoolRow]:
+        """Pools whose record is newer than what was told."""
+        ...
+
+    async def find(self, query: SitesQuery) -> tuple[list[SiteRecord], list[PoolRecord]]:
+        """Sites and pools by name; the capability is the core's to judge."""
+        ...
+
+
+class RegistryStore(ABC):
+    """All verbs raise `Unavailable` when the store is away."""
+
+    @abstractmethod
+    def rows(self, *, reserved: bool = False, read_only: bool = False) -> AbstractAsyncContextManager[Rows]:
+        """A transaction."""
+
+    @abstractmethod
+    def leading(self, role: str) -> AbstractAsyncContextManager[Leader]: ...
+
+    @abstractmethod
+    async def read_audit(self, query: AuditQuery) -> list[AuditRow]: ...
+
+    async def register(self, request: RegisterSite, *, actor: str, now: datetime) -> SiteRecord:
+        """Identity says that a site has joined: idempotent. A vague profile refuses the whole, and nothing is written."""
+        async with self.rows() as rows:
+            known = await rows.site(request.site)
+            record = site.register(known, request, now=now)
+            if record is not known:
+                await rows.save_site(record)
+                await rows.tx.emit(SiteChanged(version=record.version, record=record, cause="joined" if known is None else "joined again"))
+            changed = [await self._declare(rows, record, declared, by=request.owner, at=now, now=now) for declared in request.pools]
+            if record is not known or any(changed):
+                await rows.tx.audit(actor=actor, action="site.register", target=request.site)
+            return record
+
+    async def declared(self, name: SiteName, entry: ProfileDeclared, *, now: datetime, mark: Mark) -> Refused | None:
+        """The owner declared a pool. A refusal is recorded and reported; the revision before stands."""
+        async with self.rows(reserved=True) as rows:
+            await mark(rows.tx)
+            known = await _known_site(rows, name)
+            try:
+                changed = await self._declare(rows, known, entry.profile, by=known.owner, at=entry.at, now=now)
+            except Refused as refusal:
+                await rows.tx.fault(faults.profile_refused(name, entry.profile, refusal))
+                await rows.tx.audit(
+                    actor=f"site/{name}",
+                    action="pool.declare",
+                    target=f"{name}/{entry.profile.pool[:63]}",
+                    reason=refusal.text,
+                    result=refusal.code,
+                )
+                return refusal
+            if changed:
+                await rows.tx.fault(faults.profile_stands(name, entry.profile.pool))
+                await rows.tx.audit(actor=f"site/{name}", action="pool.declare", target=f"{name}/{entry.profile.pool}")
+            return None
+
+    async def observed(self, name: SiteName, entry: Inventory, *, now: datetime, mark: Mark) -> inventory.Taken:
+        """The site's pools hold this. A card in two pools counts once, and is reported when that begins, changes or ends."""
+        async with self.rows(reserved=True) as rows:
+            await mark(rows.tx)
+            known = await _known_site(rows, name)
+            pools = {row.record.pool: row for row in await rows.pools(known.site)}
+            taken = inventory.take(entry.pools, {pool: row.record.inventory for pool, row in pools.items()})
+            for pool, held in taken.pools.items():
+                record = inventory.apply(pools[pool].record, held, at=entry.at)
+                if record is not pools[pool].record:
+                    await self._save_pool(rows, pools[pool], record, now=now, hurry=False)
+            if sorted(taken.doubled) != sorted(await rows.doubled(name)):
+                await rows.save_doubled(name, sorted(taken.doubled))
+                await rows.tx.fault(faults.device_twice(name, taken.doubled))
+            return taken
+
+    async def heard(
+        self, name: SiteName, judged: Judgement, *, last_heard: datetime | None, clock_offset_s: float | None, leader: Leader, now: datetime
+    ) -> SiteRecord | None:
+        """The leader's judgement of a site; None if the site is not known. Written and told only if it is news."""
+        async with self.rows(reserved=True) as rows:
+            await rows.tx.fence(leader)
+            known = await rows.site(name)
+            if known is None:
+                return None
+            record = site.heard(known, judged, last_heard=last_heard, clock_offset_s=clock_offset_s)
+            if record is known:
+                return known
+            await rows.save_site(record)
+            await rows.tx.emit(SiteChanged(version=record.version, record=record, cause=site.why(known, record)))
+            for row in await rows.pools(name):
+                fresh = site.pool_heard(row.record, record.freshness, last_heard)
+                if fresh is not row.record:
+                    await self._save_pool(rows, row, fresh, now=now, hurry=True)
+            return record
+
+    async def tell(self, *, leader: Leader, now: datetime) -> int:
+        """Tell the pools that changed since they were last told; how many."""
+        async with self.rows() as rows:
+            await rows.tx.fence(leader)
+            waiting = await rows.untold(TELL_BATCH)
+            for row in waiting:
+                await self._save_pool(rows, row, row.record, now=now, hurry=True)
+            return len(waiting)
+
+    async def cordon(self, request: CordonPool, *, actor: str, now: datetime) -> list[PoolRecord]:
+        """No new work for a pool, or for all of a site's; `NotFound` if there is none such."""
+        async with self.rows() as rows:
+            await _known_site(rows, request.site)
+            pools = [row for row in await rows.pools(request.site) if request.pool in (None, row.record.pool)]
+            if not pools:
+                raise NotFound("registry.pool_unknown", f"site {request.site} has no pool {request.pool or 'at all'}")
+            after = []
+            for row in pools:
+                record = site.cordon(row.record, request)
+                after.append(record)
+                if record is not row.record:
+                    await self._save_pool(rows, row, record, now=now, hurry=True)
+            await rows.tx.audit(
+                actor=actor,
+                action="site.drain" if request.on and request.drain else "site.cordon" if request.on else "site.uncordon",
+                target=f"{request.site}/{request.pool}" if request.pool else request.site,
+                reason=request.reason,
+            )
+            return after
+
+    async def sites(self, query: SitesQuery) -> tuple[list[SiteRecord], list[PoolRecord]]:
+        """Sites and their pools. With a capability asked for: the pools that have it, and the sites of these."""
+        async with self.rows(read_only=True) as rows:
+            sites, pools = await rows.find(query)
+        if query.accelerator is None and query.task_type is None:
+            return sites, pools
+        fitting = [record for record in pools if profile.fits(record, accelerator=query.accelerator, task_type=query.task_type)]
+        named = {record.site for record in fitting}
+        return [record for record in sites if record.site in named], fitting
+
+    async def _declare(self, rows: Rows, known: SiteRecord, declared: PoolProfile, *, by: str, at: datetime, now: datetime) -> bool:
+        pools = {row.record.pool: row for row in await rows.pools(known.site)}
+        row = pools.get(declared.pool)
+        if row is None and len(pools) >= inventory.MOST_POOLS:
+            raise Refused("registry.profile.pools", f"site {known.site} has {len(pools)} pools already", next_step="join pools of one kind")
+        record = profile.declare(
+            row.record if row else None, declared, site=known.site, kind=known.kind, freshness=known.freshness, by=by, now=now
+        )
+        if row is not None and record is row.record:
+            return False
+        await rows.add_revision(record, declared_at=at, effective_at=now)
+        await self._save_pool(rows, row, record, now=now, hurry=True)
+        return True
+
+    async def _save_pool(self, rows: Rows, row: PoolRow | None, record: PoolRecord, *, now: datetime, hurry: bool) -> None:
+        """Save, and tell if it is news and either urgent or nothing was told just now."""
+        told_version, told_at = (row.told_version, row.told_at) if row else (0, None)
+        if record.version > told_version and (hurry or told_at is None or now - told_at >= TELL_EVERY):
+            await rows.tx.emit(PoolChanged(version=record.version, record=record))
+            told_version, told_at = record.version, now
+        await rows.save_pool(PoolRow(record=record, told_version=told_version, told_at=told_at))
+
+
+async def _known_site(rows: Rows, name: SiteName) -> SiteRecord:
+    record = await rows.site(name)
+    if record is None:
+        raise NotFound("registry.site_unknown", f"there is no site {name}")
+    return record
