@@ -387,7 +387,7 @@ def _check(connection: sqlite3.Connection, path: Path) -> None:
         expected = start + 1
         query = "SELECT seq, body, digest FROM entry WHERE lane = ? AND seq > ? ORDER BY seq"
         for seq, body, stored in connection.execute(query, (lane, start)):
-            digest = next_digest(Digest(digest), body)
+            digest = next_digest(Digest(digest), body if isinstance(body, bytes) else b"")
             if seq != expected or digest != stored:
                 raise _damaged(path, f"lane {lane} breaks at entry {expected}: its digest does not continue the chain")
             expected += 1

@@ -1,0 +1,191 @@
+"""A site's machine in memory, deterministic and in virtual time: for the simulator, the demo and tests. Product code, not a mock.
+
+It runs scripts of a few commands that `/bin/sh` runs too, so that one conformance suite speaks to both: `echo WORDS`, `sleep SECONDS`,
+`echo WORDS > FILE`, `exit CODE`, `kill -9 $$`. Anything else is refused as a missing interpreter would be. What a real machine keeps on its
+disk (`Disk`) outlives the adapter, as the agent's crash must not end a job.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import gzip
+import hashlib
+import io
+import shlex
+import tarfile
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from intertie.agent.adapters.port import Chunk, Presence
+from intertie.agent.core.attempts import Exit
+from intertie.agent.core.model import Attempt, StartedRecord
+from intertie.agent.outputs import pattern
+from intertie.clock import Clock
+from intertie.contracts.job import ResultRef
+from intertie.ids import AttemptId, Digest
+
+
+@dataclass(slots=True)
+class Run:
+    """One job as the machine sees it."""
+
+    attempt: Attempt
+    log: bytes = b""
+    files: dict[str, bytes] = field(default_factory=dict)
+    fenced: bool = False
+    started: StartedRecord | None = None
+    exit: Exit | None = None
+    stop_asked: asyncio.Event = field(default_factory=asyncio.Event)
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+    living: asyncio.Task[None] | None = None
+
+
+@dataclass(slots=True)
+class Disk:
+    """What survives the agent: the machine itself."""
+
+    runs: dict[AttemptId, Run] = field(default_factory=dict)
+    spent: int = 0
+    """Jobs started so far; the next one's pid."""
+
+
+class FakeAdapter:
+    """`accounts`: local accounts that exist; empty makes it a single-user site."""
+
+    def __init__(self, clock: Clock, disk: Disk | None = None, accounts: frozenset[str] = frozenset({"guest"})) -> None:
+        self.clock = clock
+        self.disk = disk or Disk()
+        self.accounts = accounts
+
+    @property
+    def single_user(self) -> bool:
+        return not self.accounts
+
+    def may_run_as(self, account: str) -> str:
+        return "" if self.single_user or account in self.accounts else f"there is no local account {account!r} on this machine"
+
+    async def prepare(self, attempt: Attempt, pack: Path | None) -> None:
+        self.disk.runs.setdefault(attempt.id, Run(attempt))
+
+    async def start(self, attempt: Attempt) -> StartedRecord | Exit:
+        run = self.disk.runs[attempt.id]
+        if run.fenced:
+            return Exit(certain=True, refused_errno=errno.EEXIST, refused_file="supervisor", refused_text="fenced")
+        if run.started is None:
+            self.disk.spent += 1
+            run.started = StartedRecord(
+                utc_ns=int(self.clock.now().timestamp() * 1e6) * 1000,
+                boot_ns=int(self.clock.boot_s() * 1e6) * 1000,
+                native_id=str(self.disk.spent),
+            )
+            run.living = asyncio.create_task(self._live(run), name=f"fake-{attempt.id}")
+        return run.started
+
+    async def _live(self, run: Run) -> None:
+        """Execute the script; the wall limit and a stop cut it short."""
+        assert run.started is not None
+        body = asyncio.create_task(self._execute(run))
+        stop = asyncio.create_task(run.stop_asked.wait())
+        done, _ = await asyncio.wait({body, stop}, timeout=run.attempt.spec.wall_s, return_when=asyncio.FIRST_COMPLETED)
+        for task in (body, stop):
+            task.cancel()
+        await asyncio.gather(body, stop, return_exceptions=True)
+        if body in done:
+            end = body.result()
+        else:
+            end = Exit(certain=True, signal=15, stopped_for="asked" if stop in done else "wall_limit")
+        ran_us = int(self.clock.boot_s() * 1e6) - run.started.boot_ns // 1000
+        run.exit = Exit(
+            certain=True,
+            code=end.code,
+            signal=end.signal,
+            refused_errno=end.refused_errno,
+            refused_file=end.refused_file,
+            refused_text=end.refused_text,
+            stopped_for=end.stopped_for,
+            ran_us=ran_us,
+        )
+        run.over.set()
+
+    async def _execute(self, run: Run) -> Exit:
+        lines = run.attempt.spec.script.replace("\r\n", "\n").splitlines()
+        if lines and lines[0].startswith("#!") and lines[0].strip() not in ("#!/bin/sh", "#!/bin/bash"):
+            return Exit(certain=True, refused_errno=errno.ENOENT, refused_file="script", refused_text="No such file or directory")
+        for line in lines:
+            words = shlex.split(line, comments=True)
+            match words:
+                case []:
+                    continue
+                case ["sleep", seconds]:
+                    await asyncio.sleep(float(seconds))
+                case ["echo", *said, ">", name]:
+                    run.files[name] = (" ".join(said) + "\n").encode()
+                case ["echo", *said]:
+                    run.log += (" ".join(said) + "\n").encode()
+                case ["exit", code]:
+                    return Exit(certain=True, code=int(code))
+                case ["kill", "-9", "$$"]:
+                    return Exit(certain=True, signal=9)
+                case _:
+                    run.log += f"{words[0]}: not found\n".encode()
+                    return Exit(certain=True, code=127)
+        return Exit(certain=True, code=0)
+
+    async def presence(self, attempt: AttemptId) -> Presence:
+        run = self.disk.runs.get(attempt)
+        if run is None:
+            return Presence.ABSENT
+        return Presence.BEGUN if run.started is not None else Presence.PREPARED
+
+    async def fence(self, attempt: AttemptId) -> bool:
+        run = self.disk.runs.get(attempt)
+        if run is None:
+            return True
+        if run.started is not None:
+            return False
+        run.fenced = True
+        return True
+
+    async def ended(self, attempt: Attempt) -> Exit:
+        run = self.disk.runs.get(attempt.id)
+        if run is None or run.started is None:
+            return Exit(certain=False)
+        await run.over.wait()
+        assert run.exit is not None
+        return run.exit
+
+    async def stop(self, attempt: AttemptId, grace_s: int) -> None:
+        if (run := self.disk.runs.get(attempt)) is not None:
+            run.stop_asked.set()
+
+    async def pack(self, attempt: Attempt) -> tuple[ResultRef, Path] | None:
+        run = self.disk.runs[attempt.id]
+        wanted = [pattern(glob) for glob in attempt.spec.outputs]
+        found = {name: data for name, data in sorted(run.files.items()) if any(one.fullmatch(name) for one in wanted)}
+        if not found:
+            return None
+        target = Path(tempfile.mkdtemp(prefix="fake-")) / "result.tar.gz"
+        buffer = io.BytesIO()
+        with gzip.GzipFile(fileobj=buffer, mode="wb", mtime=0) as zipped, tarfile.open(fileobj=zipped, mode="w") as tar:
+            for name, data in found.items():
+                entry = tarfile.TarInfo(name)
+                entry.size = len(data)
+                tar.addfile(entry, io.BytesIO(data))
+        target.write_bytes(buffer.getvalue())
+        digest = Digest(f"sha256:{hashlib.sha256(buffer.getvalue()).hexdigest()}")
+        return ResultRef(digest=digest, size=len(buffer.getvalue()), files=len(found)), target
+
+    async def log(self, attempt: AttemptId, offset: int, limit: int) -> Chunk:
+        run = self.disk.runs.get(attempt)
+        if run is None:
+            return Chunk(b"", 0, 0)
+        at = min(offset, len(run.log))
+        return Chunk(run.log[at : at + limit], at, len(run.log))
+
+    async def forget(self, attempt: AttemptId) -> None:
+        self.disk.runs.pop(attempt, None)
+
+    def roots(self) -> dict[int, AttemptId]:
+        return {int(run.started.native_id): name for name, run in self.disk.runs.items() if run.started is not None and run.exit is None}

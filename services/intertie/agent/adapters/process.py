@@ -1,0 +1,463 @@
+"""Work as processes of this machine, each under a supervisor of its own that outlives the agent.
+
+The job folder `jobs/<attempt>/` is the contract between them (format 1, see `intertie.agent.supervisor`):
+
+    spec.json env.json        0600, the agent's: what to run, values of the environment
+    script                    0500, the job's account: what the user wrote
+    work/ tmp/                0700, the job's account: where it runs
+    log                       0600: stdout and stderr, the file itself, no pipe
+    supervisor.py             a copy, so that an upgrade of the package changes nothing under it
+    claimed supervisor.json started.json alive exit.json      left by the supervisor
+    result.tar.gz             the packed outputs until the hub has them
+
+Folders are 0711: passed through by the job's account, listed by nobody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import json
+import os
+import shutil
+import signal
+import stat
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from intertie.agent import accounts, procs, supervisor
+from intertie.agent.accounts import LocalAccount
+from intertie.agent.adapters.port import Chunk, Presence
+from intertie.agent.core.attempts import Exit
+from intertie.agent.core.model import Attempt, StartedRecord
+from intertie.agent.outputs import pack_outputs
+from intertie.contracts.job import ResultRef
+from intertie.contracts.site import DeviceKind
+from intertie.errors import Refused, Unavailable
+from intertie.ids import AttemptId
+from intertie.pack import unpack
+
+# The supervisor's way to `started.json` is 24 ms at rest; a machine that needs longer than this is not going to start it well.
+START_S = 30.0
+# A new agent reads the formats that the two versions before it wrote.
+FORMATS = (1,)
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+class _Started(msgspec.Struct, frozen=True):
+    format: int
+    pid: int
+    start_ticks: int
+    boot_id: str
+    utc_ns: int
+    boot_ns: int
+
+
+class _Refused(msgspec.Struct, frozen=True):
+    errno: int
+    file: str
+    text: str
+
+
+class _Moment(msgspec.Struct, frozen=True):
+    utc_ns: int
+    boot_ns: int
+
+
+class _Exit(msgspec.Struct, frozen=True):
+    format: int
+    code: int | None
+    signal: int | None
+    refused: _Refused | None
+    stopped_for: str | None
+    left_behind: int
+    started: _Moment
+    gone: _Moment
+    ran_us: int
+    user_s: float
+    system_s: float
+    max_rss_kib: int
+
+
+def find_cgroups() -> Path | None:
+    """Where cgroup v2 is mounted, if we may make groups there; containment and kill by the kernel itself."""
+    for line in Path("/proc/self/mounts").read_text(encoding="utf-8", errors="replace").splitlines():
+        _, point, kind, *_ = line.split()
+        if kind != "cgroup2":
+            continue
+        home = Path(point) / "intertie"
+        try:
+            home.mkdir(exist_ok=True)
+        except OSError:
+            return None
+        return home if (home / "cgroup.kill").exists() else None
+    return None
+
+
+class ProcessAdapter:
+    """This machine. `folder` is `<data>/jobs`; `python` runs supervisors (they need the standard library alone)."""
+
+    def __init__(self, folder: Path, *, python: str = sys.executable, cgroups: Path | None = None, boot: str | None = None) -> None:
+        self.folder = folder
+        self.python = python
+        self.cgroups = cgroups
+        self.boot = boot or supervisor.boot_id()
+        self._spawned: dict[AttemptId, int] = {}
+        folder.mkdir(mode=0o711, parents=True, exist_ok=True)
+        folder.chmod(0o711)
+
+    @property
+    def single_user(self) -> bool:
+        return not accounts.is_root()
+
+    def may_run_as(self, account: str) -> str:
+        return "" if self.single_user else accounts.why_not(account)
+
+    def home(self, attempt: AttemptId) -> Path:
+        return self.folder / attempt
+
+    # --- prepare ---
+
+    async def prepare(self, attempt: Attempt, pack: Path | None) -> None:
+        try:
+            await asyncio.to_thread(self._prepare, attempt, pack)
+        except OSError as err:
+            if err.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise Unavailable("agent.disk_full", f"no room for {attempt.id} below {self.folder}", retry_after_s=10) from err
+            raise Refused("agent.prepare", f"{attempt.id} cannot be prepared: {err}") from err
+
+    def _account(self, attempt: Attempt) -> LocalAccount | None:
+        """Who it runs as; None is the agent's own user."""
+        if not accounts.is_root():
+            return None
+        if attempt.local is not None:
+            # The owner's own use: as the caller, root included; the kernel told us who that is.
+            who = accounts.by_uid(attempt.local.uid)
+            return who or LocalAccount(str(attempt.local.uid), attempt.local.uid, attempt.local.uid, (), "/")
+        if why := accounts.why_not(attempt.account):
+            raise Refused("agent.account", why)
+        return accounts.by_name(attempt.account)
+
+    def _prepare(self, attempt: Attempt, pack: Path | None) -> None:
+        home = self.home(attempt.id)
+        who = self._account(attempt)
+        home.mkdir(mode=0o711, exist_ok=True)
+        home.chmod(0o711)
+        for name in ("work", "tmp"):
+            shutil.rmtree(home / name, ignore_errors=True)
+            (home / name).mkdir(mode=0o700)
+        if pack is not None:
+            unpack(pack, home / "work")
+        script = home / "script"
+        script.unlink(missing_ok=True)
+        _write(script, _script(attempt).encode("utf-8"), 0o500)
+        for path in (home / "work", home / "tmp", script):
+            if who is not None:
+                _give(path, who)
+        shutil.copyfile(supervisor.__file__, home / "supervisor.py")
+        cwd = attempt.local.cwd if attempt.local else str(home / "work")
+        spec: dict[str, Any] = {
+            "format": supervisor.FORMAT,
+            "argv": [str(script), *attempt.spec.args],
+            "cwd": cwd,
+            "wall_s": attempt.spec.wall_s,
+            "grace_s": 10,
+            "cgroup": str(self.cgroups / attempt.id) if self.cgroups else None,
+        }
+        if who is not None:
+            spec |= {"uid": who.uid, "gid": who.gid, "groups": list(who.groups)}
+        _write(home / "env.json", json.dumps(self._env(attempt, home, cwd, who)).encode("utf-8"), 0o600)
+        _write(home / "spec.json", json.dumps(spec).encode("utf-8"), 0o600)
+        supervisor.sync_folder(str(home))
+
+    def _env(self, attempt: Attempt, home: Path, cwd: str, who: LocalAccount | None) -> dict[str, str]:
+        """The job's whole environment: the user's values below ours, so that none of ours can be overruled."""
+        gpus = attempt.devices if attempt.kind is DeviceKind.GPU else []
+        user_home = who.home if who else os.path.expanduser("~")
+        base = {"PATH": PATH, "LANG": "C.UTF-8", "HOME": user_home if os.path.isdir(user_home) else cwd, "TMPDIR": str(home / "tmp")}
+        if who is not None:
+            base |= {"USER": who.name, "LOGNAME": who.name}
+        ours = {
+            # UUIDs name the same card whatever order a driver counts in; the empty string hides every card from a job of slots.
+            "CUDA_VISIBLE_DEVICES": ",".join(gpus),
+            "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+            "INTERTIE_JOB": attempt.job,
+            "INTERTIE_ATTEMPT": attempt.id,
+            "INTERTIE_DEVICES": ",".join(attempt.devices),
+            "INTERTIE_WORK": cwd,
+        }
+        if attempt.traceparent:
+            ours["TRACEPARENT"] = attempt.traceparent
+        return base | dict(attempt.env) | ours
+
+    # --- start ---
+
+    async def start(self, attempt: Attempt) -> StartedRecord | Exit:
+        home = self.home(attempt.id)
+        if (home / "fenced").exists():
+            return Exit(certain=True, refused_errno=errno.EEXIST, refused_file="supervisor", refused_text="given up before it started")
+        if not (home / "claimed").exists():
+            try:
+                self._spawned[attempt.id] = procs.spawn(
+                    [self.python, "-I", "-S", str(home / "supervisor.py"), str(home)], stderr=home / "supervisor.log", env={}
+                )
+            except OSError as err:
+                return Exit(
+                    certain=True, refused_errno=err.errno or errno.EAGAIN, refused_file=f"/sys/{self.python}", refused_text=str(err)
+                )
+        return await self._begun(attempt.id)
+
+    async def _begun(self, attempt: AttemptId) -> StartedRecord | Exit:
+        """The supervisor's record, as soon as it is there; an exit if its process went away without one."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + START_S
+        pause = 0.004
+        while True:
+            if (started := self._started(attempt)) is not None:
+                return _record(started)
+            if self._exit(attempt) is None and not self._supervisor_lives(attempt):
+                if (started := self._started(attempt)) is not None:
+                    return _record(started)
+                why = self._complaint(attempt)
+                return Exit(certain=True, refused_errno=errno.ENOSPC, refused_file="supervisor", refused_text=why)
+            if loop.time() > until:
+                raise Unavailable("agent.start_slow", f"the supervisor of {attempt} left no record within {START_S:.0f} s")
+            await asyncio.sleep(pause)
+            pause = min(0.05, pause * 1.5)
+
+    def _supervisor_lives(self, attempt: AttemptId) -> bool:
+        pid = self._spawned.get(attempt)
+        if pid is not None:
+            try:
+                done, status = os.waitpid(pid, os.WNOHANG)
+            except ChildProcessError:
+                done, status = pid, 0
+            if done == 0:
+                return True
+            del self._spawned[attempt]
+            if os.waitstatus_to_exitcode(status) != supervisor.EXIT_TWICE:
+                return False
+        who = self._supervisor(attempt)
+        if who is not None:
+            return procs.alive(who)
+        # Claimed by one that has not yet written who it is: it does so within milliseconds.
+        return (self.home(attempt) / "claimed").exists() and self._age_s(attempt) < START_S
+
+    def _age_s(self, attempt: AttemptId) -> float:
+        made = (self.home(attempt) / "claimed").stat().st_mtime
+        return (supervisor.now()["utc_ns"] / 1e9) - made
+
+    def _complaint(self, attempt: AttemptId) -> str:
+        with contextlib.suppress(OSError):
+            text = (self.home(attempt) / "supervisor.log").read_text(encoding="utf-8", errors="replace").strip()
+            if text:
+                return text[-500:]
+        return "the supervisor went away before it started the job"
+
+    # --- records ---
+
+    def _json(self, attempt: AttemptId, name: str, kind: type[Any]) -> Any:
+        try:
+            data = (self.home(attempt) / name).read_bytes()
+        except FileNotFoundError:
+            return None
+        try:
+            value = msgspec.json.decode(data, type=kind)
+        except msgspec.DecodeError:
+            return None
+        if getattr(value, "format", 1) not in FORMATS:
+            raise Refused("agent.job_format", f"{attempt}/{name} has format {value.format}; this agent reads {FORMATS}")
+        return value
+
+    def _started(self, attempt: AttemptId) -> _Started | None:
+        found: _Started | None = self._json(attempt, "started.json", _Started)
+        return found
+
+    def _exit(self, attempt: AttemptId) -> _Exit | None:
+        found: _Exit | None = self._json(attempt, "exit.json", _Exit)
+        return found
+
+    def _supervisor(self, attempt: AttemptId) -> procs.Identity | None:
+        found: procs.Identity | None = self._json(attempt, "supervisor.json", procs.Identity)
+        return found
+
+    async def presence(self, attempt: AttemptId) -> Presence:
+        home = self.home(attempt)
+        if (home / "claimed").exists() and not (home / "fenced").exists():
+            return Presence.BEGUN
+        return Presence.PREPARED if home.exists() else Presence.ABSENT
+
+    async def fence(self, attempt: AttemptId) -> bool:
+        """`claimed` is the fence: whoever makes it first decides. A supervisor that finds it there ends at once."""
+        home = self.home(attempt)
+        if (home / "fenced").exists() or not home.exists():
+            return True
+        try:
+            os.close(os.open(home / "claimed", os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+        except FileExistsError:
+            return False
+        _write(home / "fenced", b"", 0o600)
+        return True
+
+    # --- the end ---
+
+    async def ended(self, attempt: Attempt) -> Exit:
+        """By the exit record; if the supervisor was lost, by the job's own process; after a reboot by the last sign of life."""
+        name = attempt.id
+        try:
+            if self._exit(name) is None and (who := self._supervisor(name)) is not None and who.boot_id == self.boot:
+                await procs.gone(who)
+            self._reap(name)
+            if (record := self._exit(name)) is not None:
+                return _exit_of(record)
+            return await self._without_record(name)
+        finally:
+            self._reap(name)
+
+    async def _without_record(self, attempt: AttemptId) -> Exit:
+        started = self._started(attempt)
+        if started is None:
+            return Exit(certain=False)
+        if started.boot_id != self.boot:
+            return Exit(certain=False, rebooted=True, ran_us=self._last_sign_us(attempt, started))
+        # The supervisor is lost and the job may live: what is left of it is followed by identity, and ends unknown.
+        await procs.gone(procs.Identity(started.pid, started.start_ticks, started.boot_id))
+        ran_us = (supervisor.boot_ns() - started.boot_ns) // 1000
+        await self._empty_cgroup(attempt)
+        return Exit(certain=False, ran_us=ran_us)
+
+    def _kill_cgroup(self, attempt: AttemptId) -> None:
+        if self.cgroups is not None:
+            with contextlib.suppress(OSError):
+                (self.cgroups / attempt / "cgroup.kill").write_text("1", encoding="ascii")
+
+    async def _empty_cgroup(self, attempt: AttemptId) -> None:
+        """What a lost supervisor's job left behind is killed and seen gone, where the kernel keeps its processes together."""
+        if self.cgroups is None or not (group := self.cgroups / attempt).exists():
+            return
+        while "populated 1" in (group / "cgroup.events").read_text(encoding="ascii"):
+            self._kill_cgroup(attempt)
+            await asyncio.sleep(0.05)
+        with contextlib.suppress(OSError):
+            group.rmdir()
+
+    def _last_sign_us(self, attempt: AttemptId, started: _Started) -> int:
+        sign: _Moment | None = self._json(attempt, "alive", _Moment)
+        return max(0, (sign.boot_ns - started.boot_ns) // 1000) if sign is not None else 0
+
+    def _reap(self, attempt: AttemptId) -> None:
+        if (pid := self._spawned.get(attempt)) is not None:
+            procs.reap(pid)
+            if not Path(f"/proc/{pid}").exists():
+                del self._spawned[attempt]
+
+    async def stop(self, attempt: AttemptId, grace_s: int) -> None:
+        who = self._supervisor(attempt)
+        if who is None:
+            return
+        _write(self.home(attempt) / "stop.json", json.dumps({"grace_s": grace_s}).encode("ascii"), 0o600)
+        if procs.send(who, signal.SIGTERM):
+            return
+        started = self._started(attempt)
+        if self._exit(attempt) is None and started is not None:
+            # Its supervisor is lost: the job's own session is what we can still reach.
+            job = procs.Identity(started.pid, started.start_ticks, started.boot_id)
+            procs.send(job, signal.SIGTERM)
+            loop = asyncio.get_running_loop()
+            loop.call_later(grace_s, procs.send, job, signal.SIGKILL)
+            loop.call_later(grace_s, self._kill_cgroup, attempt)
+
+    # --- what it leaves ---
+
+    async def pack(self, attempt: Attempt) -> tuple[ResultRef, Path] | None:
+        if not attempt.spec.outputs or attempt.local is not None:
+            return None
+        home = self.home(attempt.id)
+        target = home / "result.tar.gz"
+        who = self._account(attempt)
+        try:
+            found = await asyncio.to_thread(pack_outputs, home / "work", attempt.spec.outputs, target, who.uid if who else None)
+        except OSError as err:
+            raise Refused("agent.outputs", f"the outputs of {attempt.id} cannot be packed: {err}") from err
+        return (found, target) if found is not None else None
+
+    async def log(self, attempt: AttemptId, offset: int, limit: int) -> Chunk:
+        def read() -> Chunk:
+            try:
+                with (self.home(attempt) / "log").open("rb") as f:
+                    total = os.fstat(f.fileno()).st_size
+                    at = min(offset, total)
+                    f.seek(at)
+                    return Chunk(f.read(limit), at, total)
+            except FileNotFoundError:
+                return Chunk(b"", 0, 0)
+
+        return await asyncio.to_thread(read)
+
+    async def forget(self, attempt: AttemptId) -> None:
+        await asyncio.to_thread(shutil.rmtree, self.home(attempt), ignore_errors=True)
+
+    def roots(self) -> dict[int, AttemptId]:
+        found: dict[int, AttemptId] = {}
+        for home in self.folder.iterdir():
+            name = AttemptId(home.name)
+            if (home / "exit.json").exists() or not (home / "supervisor.json").exists():
+                continue
+            for who in (self._supervisor(name), self._started(name)):
+                if who is not None and who.boot_id == self.boot:
+                    found[who.pid] = name
+        return found
+
+
+def _record(started: _Started) -> StartedRecord:
+    return StartedRecord(utc_ns=started.utc_ns, boot_ns=started.boot_ns, native_id=str(started.pid))
+
+
+def _exit_of(record: _Exit) -> Exit:
+    refused = record.refused
+    return Exit(
+        certain=True,
+        code=record.code,
+        signal=record.signal,
+        refused_errno=refused.errno if refused else None,
+        refused_file=refused.file if refused else "",
+        refused_text=refused.text if refused else "",
+        stopped_for=record.stopped_for,
+        left_behind=record.left_behind,
+        ran_us=record.ran_us,
+        user_s=record.user_s,
+        system_s=record.system_s,
+        max_rss_kib=record.max_rss_kib,
+    )
+
+
+def _script(attempt: Attempt) -> str:
+    """The user's script with a first line that the kernel can read; line ends of other systems are ours to mend (BR-044)."""
+    text = attempt.spec.script.replace("\r\n", "\n")
+    return text if text.startswith("#!") else f"#!/bin/sh\n{text}"
+
+
+def _write(path: Path, data: bytes, mode: int) -> None:
+    """Whole or not at all, on disk, readable by nobody else from its first moment."""
+    part = path.with_name(f".{path.name}.part")
+    part.unlink(missing_ok=True)
+    fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    with open(fd, "wb") as f:
+        f.write(data)
+        f.flush()
+        os.fsync(fd)
+    part.rename(path)
+
+
+def _give(path: Path, who: LocalAccount) -> None:
+    """To the job's account, all below it too; links themselves, never what they point at."""
+    os.chown(path, who.uid, who.gid, follow_symlinks=False)
+    if not stat.S_ISDIR(path.lstat().st_mode):
+        return
+    for base, folders, files in os.walk(path):
+        for name in (*folders, *files):
+            os.chown(os.path.join(base, name), who.uid, who.gid, follow_symlinks=False)

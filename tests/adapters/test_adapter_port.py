@@ -1,0 +1,133 @@
+"""One suite for every adapter: what the agent may rely on, whatever runs the work."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from tests.fakes.agents import GUEST, attempt
+
+from intertie.agent.adapters.fake import FakeAdapter
+from intertie.agent.adapters.port import Adapter, Presence
+from intertie.agent.adapters.process import ProcessAdapter, find_cgroups
+from intertie.agent.core.attempts import Exit
+from intertie.agent.core.model import StartedRecord
+from intertie.clock import SystemClock
+
+
+@pytest.fixture(params=["fake", "process", "process-cgroup"])
+async def adapter(request: pytest.FixtureRequest, short_folder: Path) -> AsyncIterator[Adapter]:
+    match request.param:
+        case "fake":
+            yield FakeAdapter(SystemClock(), accounts=frozenset({GUEST}) if GUEST else frozenset())
+        case "process":
+            yield ProcessAdapter(short_folder / "jobs")
+        case _:
+            if (groups := find_cgroups()) is None:
+                pytest.skip("no cgroup v2 that we may write to")
+            yield ProcessAdapter(short_folder / "jobs", cgroups=groups)
+
+
+ENDS = [
+    ("succeeds", "echo hello\nexit 0\n", {"code": 0}),
+    ("keeps its exit code", "exit 7\n", {"code": 7}),
+    ("has line ends of another system (BR-044)", "echo hello\r\nexit 3\r\n", {"code": 3}),
+    ("dies of a signal", "kill -9 $$\n", {"signal": 9}),
+    ("has no interpreter", "#!/no/such/interpreter\nexit 0\n", {"refused_errno": 2}),
+]
+
+
+@pytest.mark.parametrize(("what", "script", "expected"), ENDS, ids=[row[0] for row in ENDS])
+async def test_work_that_ends_says_how(adapter: Adapter, what: str, script: str, expected: dict[str, int]) -> None:
+    work = attempt(script)
+    await adapter.prepare(work, None)
+    started = await adapter.start(work)
+    assert isinstance(started, StartedRecord)
+    end = await adapter.ended(work)
+    assert end.certain and {name: getattr(end, name) for name in expected} == expected
+
+
+async def test_the_end_of_a_run_is_its_start_plus_boot_time(adapter: Adapter) -> None:
+    work = attempt("sleep 0.2\nexit 0\n")
+    await adapter.prepare(work, None)
+    assert isinstance(await adapter.start(work), StartedRecord)
+    end = await adapter.ended(work)
+    assert end.ran_us >= 200_000
+
+
+async def test_a_second_start_is_the_first_one_again(adapter: Adapter) -> None:
+    work = attempt("sleep 0.1\nexit 0\n")
+    await adapter.prepare(work, None)
+    first = await adapter.start(work)
+    assert await adapter.start(work) == first
+    await adapter.ended(work)
+
+
+async def test_a_stop_ends_it_and_is_told_apart_from_its_own_end(adapter: Adapter) -> None:
+    work = attempt("sleep 30\nexit 0\n")
+    await adapter.prepare(work, None)
+    await adapter.start(work)
+    await adapter.stop(work.id, 1)
+    assert (await adapter.ended(work)).stopped_for == "asked"
+
+
+async def test_the_wall_limit_ends_it(adapter: Adapter) -> None:
+    work = attempt("sleep 30\n", wall_s=1)
+    await adapter.prepare(work, None)
+    await adapter.start(work)
+    assert (await adapter.ended(work)).stopped_for == "wall_limit"
+
+
+async def test_what_was_fenced_never_starts(adapter: Adapter) -> None:
+    work = attempt("exit 0\n")
+    await adapter.prepare(work, None)
+    assert await adapter.presence(work.id) is Presence.PREPARED
+    assert await adapter.fence(work.id)
+    assert isinstance(await adapter.start(work), Exit)
+
+
+async def test_what_began_cannot_be_fenced(adapter: Adapter) -> None:
+    work = attempt("exit 0\n")
+    await adapter.prepare(work, None)
+    await adapter.start(work)
+    assert not await adapter.fence(work.id)
+    assert await adapter.presence(work.id) is Presence.BEGUN
+    await adapter.ended(work)
+
+
+async def test_logs_are_read_by_offset(adapter: Adapter) -> None:
+    work = attempt("echo one\necho two\n")
+    await adapter.prepare(work, None)
+    await adapter.start(work)
+    await adapter.ended(work)
+    chunk = await adapter.log(work.id, 4, 3)
+    assert (chunk.data, chunk.offset, chunk.total) == (b"two", 4, 8)
+    assert (await adapter.log(work.id, 99, 3)).offset == 8
+
+
+async def test_declared_outputs_are_packed_and_others_stay(adapter: Adapter) -> None:
+    work = attempt("echo 42 > answer.txt\necho no > other.log\n", outputs=["*.txt"])
+    await adapter.prepare(work, None)
+    await adapter.start(work)
+    await adapter.ended(work)
+    packed = await adapter.pack(work)
+    assert packed is not None and packed[0].files == 1 and packed[1].stat().st_size == packed[0].size
+
+
+async def test_outputs_that_do_not_exist_are_none(adapter: Adapter) -> None:
+    work = attempt("exit 0\n", outputs=["*.txt"])
+    await adapter.prepare(work, None)
+    await adapter.start(work)
+    await adapter.ended(work)
+    assert await adapter.pack(work) is None
+
+
+async def test_what_is_forgotten_is_absent(adapter: Adapter) -> None:
+    work = attempt("exit 0\n")
+    assert await adapter.presence(work.id) is Presence.ABSENT
+    await adapter.prepare(work, None)
+    await adapter.start(work)
+    await adapter.ended(work)
+    await adapter.forget(work.id)
+    assert await adapter.presence(work.id) is Presence.ABSENT
