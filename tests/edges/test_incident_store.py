@@ -8,7 +8,6 @@ from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from intertie.store.checks import check_queries
 from tests.conftest import PgDatabase
 
 from intertie.contracts.base import EventMeta
@@ -31,6 +30,7 @@ from intertie.incident.memory import MemoryIncidentStore
 from intertie.incident.pg import PACKAGE, PgIncidentStore, Q
 from intertie.incident.store import IncidentStore
 from intertie.store import Database, Violated
+from intertie.store.checks import check_queries
 
 T0 = datetime(2026, 5, 1, 12, tzinfo=UTC)
 SITE = SiteName("site-a")
