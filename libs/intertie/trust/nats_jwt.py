@@ -139,6 +139,8 @@ SYSTEM_PERMISSIONS = Permissions(
     subscribe=(INBOX, "$SYS.ACCOUNT.*.CONNECT", "$SYS.ACCOUNT.*.DISCONNECT"),
 )
 
+REVOKED_TAG = "revoked-signing-key:"
+
 # What the agent's users may do in their site's account; the names are local, the server adds prefix and site.
 SITE_ROLE = "agent"
 SITE_TEMPLATE: Json = {
@@ -182,10 +184,13 @@ def hub_account(operator_key: Key, public: str, now: datetime) -> str:
     return _account(operator_key, public, "HUB", now, limits=jetstream, exports=exports)
 
 
-def site_account(operator_key: Key, site: SiteName, account: str, hub: str, signing_keys: Sequence[str], now: datetime) -> str:
+def site_account(
+    operator_key: Key, site: SiteName, account: str, hub: str, signing_keys: Sequence[str], now: datetime, revoked: Sequence[str] = ()
+) -> str:
     """One site's account. With no signing key nobody can log in and whoever is logged in is dropped: that is how a site is revoked.
 
-    account, hub: public account keys. signing_keys: public halves (`A…`) of keys that the site made and keeps.
+    account, hub: public account keys. signing_keys: public halves (`A…`) of keys that the site made and keeps. revoked: those taken away
+    before, named in the account's tags, so that an identity restored from a backup can learn of them from the server (LINK D18).
     """
     name(site, "site")
     require_public(hub, "A", "the hub's account")
@@ -203,7 +208,8 @@ def site_account(operator_key: Key, site: SiteName, account: str, hub: str, sign
     ]
     scoped = [{"kind": "user_scope", "key": key, "role": SITE_ROLE, "template": SITE_TEMPLATE} for key in sorted(signing_keys)]
     limits = {"conn": SITE_CONNECTIONS, "subs": SITE_CONNECTIONS * SITE_SUBSCRIPTIONS, "payload": SITE_PAYLOAD, "exports": 0}
-    return _account(operator_key, account, site, now, limits=limits, imports=imports, signing_keys=scoped)
+    tags = [f"{REVOKED_TAG}{key}" for key in sorted(revoked)]
+    return _account(operator_key, account, site, now, limits=limits, imports=imports, signing_keys=scoped, **({"tags": tags} if tags else {}))
 
 
 def service_user(hub_key: Key, service: str, user: str, now: datetime) -> str:
@@ -240,6 +246,12 @@ class Issued:
     at: int
     """UTC seconds of signing."""
     nats: Json
+
+
+def revoked_keys(account: Issued) -> list[str]:
+    """Signing keys that a site's account names as taken away."""
+    tags = account.nats.get("tags", [])
+    return [str(tag).removeprefix(REVOKED_TAG) for tag in tags if str(tag).startswith(REVOKED_TAG)] if isinstance(tags, list) else []
 
 
 def read(jwt: str) -> Issued:
