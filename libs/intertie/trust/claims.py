@@ -1,4 +1,4 @@
-"""Signed claims: who is calling, as a compact JWT (EdDSA) that the *called* service verifies for itself.
+"""Signed claims: who is calling, as a compact JWT (Ed25519, RFC 9864) that the *called* service verifies for itself.
 
 identity signs for people and sites; a service signs for itself alone. The header's `kid` names the issuer, the keyset says which public key
 that issuer has, and nothing in a token is believed before its signature held.
@@ -25,7 +25,7 @@ from intertie.trust.keys import Key, raw_public
 
 ISSUER = "identity"
 AUDIENCE = "intertie"
-ALGORITHM = "EdDSA"
+ALGORITHM = "Ed25519"
 # A caller works with one token for a few requests; what was revoked dies with it.
 LIFE_S = 300
 # Nobody's clock may make a token that lives for ever: longer than any we sign, with room for the leeway.

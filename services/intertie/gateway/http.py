@@ -64,10 +64,12 @@ BAD_REQUEST = ("contract.", "http.", "name.")
 
 def status_of(error: IntertieError) -> int:
     """The HTTP status of a known error."""
-    if error.code.startswith(BAD_REQUEST):
-        return 400
     if error.code.endswith(".too_large"):
         return 413
+    if error.code == "http.method":
+        return 405
+    if type(error) is Refused and error.code.startswith(BAD_REQUEST):
+        return 400
     return STATUS.get(type(error), 500)
 
 
