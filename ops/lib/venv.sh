@@ -17,10 +17,9 @@ find_python() {
 }
 
 make_venv() {
-  local stamp="$VENV/.locked" now
+  stamp="$VENV/.locked"
   now="$(cat requirements.lock pyproject.toml | cksum)"
   [ -x "$VENV/bin/python" ] && [ "$(cat "$stamp" 2>/dev/null)" = "$now" ] && return 0
-  local python
   python="$(find_python)" || {
     say "Intertie needs Python 3.11 or newer; this machine has $(python3 --version 2>/dev/null || echo none). / 需要 Python 3.11 或更新版本。"
     exit 1
