@@ -7,7 +7,7 @@ from dataclasses import replace
 from datetime import datetime
 
 from intertie.contracts.base import encode
-from intertie.contracts.job import AttemptRecord, JobSpec, JobState, StoryLine, SubmitJob
+from intertie.contracts.job import AttemptRecord, Cause, JobSpec, JobState, StoryLine, SubmitJob
 from intertie.errors import Refused
 from intertie.ids import AttemptId, Digest, JobId, RoundId, digest
 from intertie.lifecycle import JobEvent
@@ -142,3 +142,11 @@ def cancel(file: File, *, actor: str, reason: str, now: datetime) -> Change | Ig
     after = replace(wanted, version=job.version + 1)
     note = line(after, "cancel requested", actor, now, now, why=told, attempt=attempt.record.attempt if attempt else None)
     return Change(file, after, attempt, actor, told, now, (note,))
+
+
+def is_counted(record: AttemptRecord) -> bool:
+    """Whether an ended attempt counts against its tenant's allowance: its success, its own fault, its own cancellation. The exact sum is
+    metering's; this is what the scheduler has spent meanwhile."""
+    if record.state != AttemptState.ENDED:
+        return False
+    return record.outcome == "succeeded" or record.cause in (Cause.JOB, Cause.CANCELLED)

@@ -1,0 +1,258 @@
+"""The scheduler's store in memory: the twin that passes the same suite, for tests and the simulator."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+
+from intertie.clock import Clock
+from intertie.contracts.base import EventMeta
+from intertie.contracts.job import AttemptRecord, AttemptSnapshot, JobsQuery, JobState, QuotaRecord, SetQuota, StoryLine
+from intertie.contracts.site import DeviceKind
+from intertie.ids import AttemptId, DeviceId, Digest, JobId, PoolName, SiteName, TenantName
+from intertie.scheduler.core.backoff import BackOff, after_fault
+from intertie.scheduler.core.life import is_counted
+from intertie.scheduler.core.orders import Order, due
+from intertie.scheduler.core.rows import Attempt, Change, File, Ignored, Job, JobView, WaitVerdict, job_changed
+from intertie.scheduler.store import (
+    QUEUE_LIMIT,
+    VERDICTS_KEPT,
+    Decide,
+    DecideAttempt,
+    Fact,
+    OpenOrder,
+    Placement,
+    RoundInput,
+    RoundRow,
+    Submitted,
+    Told,
+    Used,
+    Waited,
+    new_first,
+)
+from intertie.store import Leader, MemoryStore, StoreTx
+from intertie.trust.rights import Scope
+
+
+class MemorySchedulerStore(MemoryStore):
+    """`SchedulerStore` in dicts; the constraints of the schema are checked by hand, under the same names."""
+
+    def __init__(self, *, clock: Clock | None = None) -> None:
+        super().__init__("scheduler", clock=clock)
+        self.jobs: dict[JobId, Job] = {}
+        self.keys: dict[tuple[TenantName, str], JobId] = {}
+        self.envs: dict[JobId, tuple[tuple[str, str], ...]] = {}
+        self.attempt_rows: dict[AttemptId, Attempt] = {}
+        self.holders: dict[tuple[SiteName, PoolName, DeviceId], AttemptId] = {}
+        self.numbers: dict[tuple[AttemptId, Order], tuple[int, int]] = {}
+        self.number_heads: dict[tuple[SiteName, int], int] = {}
+        self.lines: dict[JobId, tuple[StoryLine, ...]] = {}
+        self.rounds: list[tuple[RoundRow, Leader, int]] = []
+        self.verdicts: dict[JobId, tuple[WaitVerdict, ...]] = {}
+        self.waited: dict[JobId, Waited] = {}
+        self.backs: dict[SiteName, BackOff] = {}
+        self.quota_rows: dict[tuple[TenantName, SiteName | None, DeviceKind], int] = {}
+        self.facts: dict[tuple[str, str], Fact] = {}
+        self.revisions: dict[SiteName, tuple[int, Digest]] = {}
+
+    # --- jobs ------------------------------------------------------------------------------------------------------------------------------
+
+    async def submit(self, job: Job, env: Mapping[str, str], told: StoryLine) -> Submitted:
+        async with self.transaction() as tx:
+            key = (job.tenant, job.client_key)
+            if key in self.keys:
+                held = self.jobs[self.keys[key]]
+                await tx.audit(actor=job.submitted_by, action="job.submit", target=held.job, result="repeated")
+                return Submitted(held, repeated=True)
+            self.keys[key] = job.job
+            self.jobs[job.job] = job
+            if env:
+                self.envs[job.job] = tuple(env.items())
+            self.lines[job.job] = (told,)
+            await tx.emit(job_changed(job, None, job.submitted_by, "submitted", job.submitted_at))
+            await tx.audit(actor=job.submitted_by, action="job.submit", target=job.job)
+        return Submitted(job, repeated=False)
+
+    def _inside(self, job: Job, scope: Scope) -> bool:
+        return scope.covers(job.tenant, job.site)
+
+    def _queue(self) -> list[Job]:
+        return sorted((j for j in self.jobs.values() if j.state is JobState.QUEUED), key=lambda j: (j.queued_at, j.job))
+
+    def _view(self, job: Job) -> JobView:
+        attempts = tuple(a.record for a in self.attempt_rows.values() if a.record.job == job.job)
+        position = self._queue().index(job) + 1 if job.state is JobState.QUEUED else 0
+        verdicts = self.verdicts.get(job.job, ())
+        return JobView(job, tuple(sorted(attempts, key=lambda a: (a.epoch, a.generation))), verdicts[-1] if verdicts else None, position)
+
+    async def view(self, job: JobId, scope: Scope) -> JobView | None:
+        found = self.jobs.get(job)
+        return self._view(found) if found and self._inside(found, scope) else None
+
+    async def views(self, query: JobsQuery, scope: Scope) -> tuple[list[JobView], bool]:
+        rows = [
+            job
+            for name, job in sorted(self.jobs.items(), reverse=True)
+            if self._inside(job, scope)
+            and query.tenant in (None, job.tenant)
+            and query.site in (None, job.site)
+            and (not query.states or job.state in query.states)
+            and (query.after is None or name < query.after)
+        ]
+        return [self._view(job) for job in rows[: query.limit]], len(rows) > query.limit
+
+    async def story(self, job: JobId, scope: Scope) -> list[StoryLine]:
+        found = self.jobs.get(job)
+        return list(self.lines[job]) if found and self._inside(found, scope) else []
+
+    async def change(self, job: JobId, scope: Scope, decide: Decide, *, actor: str, action: str, reason: str) -> Change | Ignored | None:
+        async with self.transaction() as tx:
+            found = self.jobs.get(job)
+            if found is None or not self._inside(found, scope):
+                return None
+            outcome = decide(File(found, self._live_of(job)))
+            if isinstance(outcome, Change):
+                await self._save(outcome)
+            result = f"nothing to do: {outcome.why}" if isinstance(outcome, Ignored) else "ok"
+            await tx.audit(actor=actor, action=action, target=job, reason=reason, result=result)
+            return outcome
+
+    def _live_of(self, job: JobId) -> Attempt | None:
+        return next((a for a in self.attempt_rows.values() if a.record.job == job and a.live), None)
+
+    async def apply(self, tx: StoreTx, attempt: AttemptId | None, decide: DecideAttempt) -> Change | Ignored:
+        assert tx is self, "a transaction of another store cannot change a job here"
+        found = self.attempt_rows.get(attempt) if attempt is not None else None
+        outcome = decide(File(self.jobs[found.record.job], found) if found else None)
+        if isinstance(outcome, Change):
+            await self._save(outcome)
+        return outcome
+
+    # --- rounds ----------------------------------------------------------------------------------------------------------------------------
+
+    async def load_round(self, allowances: Mapping[TenantName, datetime]) -> RoundInput:
+        queue = [job for job in self._queue() if job.cancel is None][:QUEUE_LIMIT]
+        used: Counter[tuple[TenantName, SiteName, PoolName, DeviceKind]] = Counter()
+        for attempt in self.attempt_rows.values():
+            record = attempt.record
+            if is_counted(record) and record.tenant in allowances and record.offered_at >= allowances[record.tenant]:
+                used[(record.tenant, record.site, record.pool, record.kind)] += record.quantity_milli_us
+        return RoundInput(
+            queue=queue,
+            live=[a for _, a in sorted(self.attempt_rows.items()) if a.live],
+            quotas=await self.quotas(),
+            back_offs=dict(self.backs),
+            used=[Used(*key, quantity) for key, quantity in sorted(used.items())],
+            waited={job.job: self.waited[job.job] for job in queue if job.job in self.waited},
+        )
+
+    async def save_round(self, leader: Leader, row: RoundRow, placements: Sequence[Placement], told: Sequence[Told]) -> list[Change]:
+        async with self.transaction() as tx:
+            await tx.fence(leader)
+            placed: list[Change] = []
+            for placement in sorted(placements, key=lambda p: p.job):
+                job = self.jobs.get(placement.job)
+                change = placement.decide(job) if job else None
+                if isinstance(change, Change) and not self._violates(change):
+                    await self._save(change)
+                    placed.append(change)
+            self.rounds.append((row, leader, len(placed)))
+            for verdict in told:
+                said = WaitVerdict(row.round, verdict.reason, verdict.text, verdict.rejections, verdict.since)
+                self.verdicts[verdict.job] = (*self.verdicts.get(verdict.job, ()), said)[-VERDICTS_KEPT:]
+                self.waited[verdict.job] = Waited(verdict.digest, verdict.reason, verdict.since)
+            return placed
+
+    def _violates(self, change: Change) -> bool:
+        """The partial unique indexes `one_live_attempt` and `one_holder`."""
+        assert change.attempt is not None
+        record = change.attempt.record
+        return self._live_of(record.job) is not None or any((record.site, record.pool, d) in self.holders for d in record.devices)
+
+    async def _save(self, change: Change) -> None:
+        job, attempt = change.job, change.attempt
+        self.jobs[job.job] = job
+        if attempt is not None:
+            self._save_attempt(attempt, change)
+        for event in (change.job_event, change.attempt_event):
+            if event is not None:
+                await self.emit(event)
+        self.lines[job.job] = (*self.lines[job.job], *change.story)
+        if change.forget_env:
+            self.envs.pop(job.job, None)
+        if attempt is not None and change.recovered:
+            self.backs.pop(attempt.record.site, None)
+        if attempt is not None and change.fault:
+            site = attempt.record.site
+            self.backs[site] = after_fault(site, self.backs.get(site), change.fault, change.at)
+
+    def _save_attempt(self, attempt: Attempt, change: Change) -> None:
+        record = attempt.record
+        self.attempt_rows[record.attempt] = attempt
+        if change.before.attempt is None:
+            self.holders.update({(record.site, record.pool, device): record.attempt for device in record.devices})
+        elif change.before.attempt.live and not attempt.live:
+            for key in [key for key, holder in self.holders.items() if holder == record.attempt]:
+                del self.holders[key]
+        for order in due(attempt, cancelled=change.job.cancel is not None):
+            head = (record.site, self.service_epoch)
+            self.number_heads[head] = self.number_heads.get(head, 0) + 1
+            self.numbers.setdefault((record.attempt, order), (self.service_epoch, self.number_heads[head]))
+
+    # --- instructions ------------------------------------------------------------------------------------------------------------------------
+
+    async def orders(self, site: SiteName, mark: tuple[int, int]) -> list[OpenOrder]:
+        found: list[OpenOrder] = []
+        for (name, order), number in sorted(self.numbers.items(), key=lambda item: item[1]):
+            attempt = self.attempt_rows[name]
+            job = self.jobs[attempt.record.job]
+            if attempt.record.site != site or order not in due(attempt, cancelled=job.cancel is not None):
+                continue
+            if order is Order.SETTLE and number <= mark:
+                continue
+            env = dict(self.envs.get(job.job, ())) if order is Order.OFFER else {}
+            found.append(OpenOrder(order, *number, attempt, job, env))
+        return new_first(found, mark)
+
+    async def attempts(self, after: AttemptId | None, limit: int) -> list[AttemptSnapshot]:
+        rows = [a for name, a in sorted(self.attempt_rows.items()) if after is None or name > after]
+        return [AttemptSnapshot(record=a.record, wall_s=a.wall_s) for a in rows[:limit]]
+
+    async def attempt(self, attempt: AttemptId) -> AttemptRecord | None:
+        found = self.attempt_rows.get(attempt)
+        return found.record if found else None
+
+    # --- quotas and what others told ------------------------------------------------------------------------------------------------------------
+
+    async def quotas(self) -> list[QuotaRecord]:
+        rows = sorted(self.quota_rows.items(), key=lambda item: (item[0][0], item[0][1] or "", item[0][2]))
+        return [QuotaRecord(tenant=tenant, site=site, kind=kind, limit=limit) for (tenant, site, kind), limit in rows]
+
+    async def set_quota(self, quota: SetQuota, *, actor: str) -> None:
+        async with self.transaction() as tx:
+            key = (quota.tenant, quota.site, quota.kind)
+            if quota.limit is None:
+                self.quota_rows.pop(key, None)
+            else:
+                self.quota_rows[key] = quota.limit
+            where = f"{quota.tenant}@{quota.site or 'all'}/{quota.kind}"
+            await tx.audit(actor=actor, action="quota.set", target=where, reason=f"limit {quota.limit}")
+
+    async def learn(self, facts: Sequence[Fact], meta: EventMeta | None = None) -> list[Fact]:
+        async with self.transaction() as tx:
+            if meta is not None and not await tx.first_time(meta):
+                return []
+            newer = [f for f in facts if (f.noun, f.entity) not in self.facts or self.facts[(f.noun, f.entity)].version < f.version]
+            self.facts.update({(f.noun, f.entity): f for f in newer})
+            return newer
+
+    async def known(self) -> list[Fact]:
+        return [fact for _, fact in sorted(self.facts.items())]
+
+    async def settings_revision(self, site: SiteName, content: Digest) -> int:
+        async with self.transaction():
+            revision, held = self.revisions.get(site, (0, Digest("")))
+            if held != content:
+                self.revisions[site] = (revision + 1, content)
+            return self.revisions[site][0]

@@ -1,0 +1,183 @@
+-- name: job_insert
+INSERT INTO job (job, tenant, submitted_by, spec, client_key, content, state, submitted_at, queued_at, traceparent, version)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)
+ON CONFLICT (tenant, client_key) DO NOTHING
+
+-- name: job_by_key
+SELECT * FROM job WHERE tenant = $1 AND client_key = $2
+
+-- name: env_insert
+INSERT INTO job_env (job, env) VALUES ($1, $2)
+
+-- name: env_forget
+DELETE FROM job_env WHERE job = $1
+
+-- name: job_load
+-- Scoped: everything ($2), or the caller's tenant ($3), or the caller's site ($4).
+SELECT j.*, CASE WHEN j.state = 'queued'
+    THEN (SELECT count(*) FROM job q WHERE q.state = 'queued' AND (q.queued_at, q.job) <= (j.queued_at, j.job)) ELSE 0 END AS position
+FROM job j
+WHERE j.job = $1 AND ($2::boolean OR j.tenant = $3 OR j.site = $4)
+
+-- name: job_lock
+SELECT * FROM job
+WHERE job = $1 AND ($2::boolean OR tenant = $3 OR site = $4)
+FOR UPDATE
+
+-- name: jobs_list
+SELECT j.*, CASE WHEN j.state = 'queued'
+    THEN (SELECT count(*) FROM job q WHERE q.state = 'queued' AND (q.queued_at, q.job) <= (j.queued_at, j.job)) ELSE 0 END AS position
+FROM job j
+WHERE ($1::boolean OR j.tenant = $2 OR j.site = $3)
+  AND ($4::text IS NULL OR j.tenant = $4) AND ($5::text IS NULL OR j.site = $5)
+  AND (cardinality($6::text[]) = 0 OR j.state = ANY($6)) AND ($7::text IS NULL OR j.job < $7)
+ORDER BY j.job DESC
+LIMIT $8
+
+-- name: job_update
+UPDATE job SET state = $2, queued_at = $3, ended_at = $4, cancel_at = $5, cancel_by = $6, cancel_reason = $7, ending = $8, failures = $9,
+    attempts = $10, generation = $11, site = $12, version = $13
+WHERE job = $1 AND version = $13 - 1
+
+-- name: attempts_of_jobs
+SELECT job, record FROM attempt WHERE job = ANY($1::text[]) ORDER BY job, epoch, generation
+
+-- name: verdicts_of_jobs
+SELECT DISTINCT ON (job) job, round, reason, text, since, rejections FROM verdict WHERE job = ANY($1::text[]) ORDER BY job, id DESC
+
+-- name: attempt_live_of_job
+SELECT * FROM attempt WHERE job = $1 AND live
+
+-- name: attempt_job
+SELECT job FROM attempt WHERE attempt = $1
+
+-- name: attempt_load
+SELECT * FROM attempt WHERE attempt = $1
+
+-- name: attempt_insert
+INSERT INTO attempt (attempt, job, tenant, site, pool, kind, state, generation, epoch, wall_s, live, result_pending, stop_answer,
+    withdrawal_seen, owed, counted, quantity, offered_at, record, version)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20)
+
+-- name: attempt_update
+UPDATE attempt SET state = $2, live = $3, result_pending = $4, stop_answer = $5, withdrawal_seen = $6, owed = $7, counted = $8, quantity = $9,
+    record = $10, version = $11
+WHERE attempt = $1 AND version = $11 - 1
+
+-- name: attempt_owed_set
+UPDATE attempt SET owed = $2 WHERE attempt = $1 AND owed <> $2
+
+-- name: devices_hold
+INSERT INTO attempt_device (attempt, site, pool, device, live) SELECT $1, $2, $3, device, true FROM unnest($4::text[]) AS device
+
+-- name: devices_free
+UPDATE attempt_device SET live = false WHERE attempt = $1 AND live
+
+-- name: instruction_next
+INSERT INTO instruction_head (site, epoch, number) SELECT $1, epoch, 1 FROM service_epoch
+ON CONFLICT (site, epoch) DO UPDATE SET number = instruction_head.number + 1
+RETURNING epoch, number
+
+-- name: instruction_insert
+INSERT INTO instruction (attempt, kind, site, epoch, number) VALUES ($1, $2, $3, $4, $5) ON CONFLICT (attempt, kind) DO NOTHING
+
+-- name: orders_settled
+-- What the site has on disk of settling needs no repeat.
+UPDATE attempt a SET owed = false
+FROM instruction i
+WHERE a.site = $1 AND a.owed AND a.state IN ('ended', 'not_started') AND NOT a.result_pending
+  AND i.attempt = a.attempt AND i.kind = 'settle' AND (i.epoch, i.number) <= ($2::bigint, $3::bigint)
+
+-- name: orders_open
+SELECT i.kind AS order_kind, i.epoch AS order_epoch, i.number AS order_number, a.attempt
+FROM attempt a JOIN instruction i USING (attempt)
+WHERE a.site = $1 AND a.owed
+ORDER BY i.epoch, i.number
+
+-- name: attempts_load
+SELECT * FROM attempt WHERE attempt = ANY($1::text[])
+
+-- name: jobs_load
+SELECT * FROM job WHERE job = ANY($1::text[])
+
+-- name: envs_load
+SELECT job, env FROM job_env WHERE job = ANY($1::text[])
+
+-- name: story_insert
+INSERT INTO story (job, line) VALUES ($1, $2)
+
+-- name: story_load
+SELECT s.line FROM story s JOIN job j USING (job)
+WHERE s.job = $1 AND ($2::boolean OR j.tenant = $3 OR j.site = $4)
+ORDER BY s.id
+LIMIT $5
+
+-- name: queue_load
+SELECT * FROM job WHERE state = 'queued' AND cancel_at IS NULL ORDER BY queued_at, job LIMIT $1
+
+-- name: live_load
+SELECT * FROM attempt WHERE live ORDER BY attempt
+
+-- name: used_load
+SELECT a.tenant, a.site, a.pool, a.kind, sum(a.quantity)::bigint AS quantity
+FROM attempt a JOIN unnest($1::text[], $2::timestamptz[]) AS w (tenant, since) ON w.tenant = a.tenant AND a.offered_at >= w.since
+WHERE a.counted
+GROUP BY 1, 2, 3, 4
+ORDER BY 1, 2, 3, 4
+
+-- name: back_offs_load
+SELECT site, faults, until_at, why FROM back_off ORDER BY site
+
+-- name: back_off_lock
+SELECT site, faults, until_at, why FROM back_off WHERE site = $1 FOR UPDATE
+
+-- name: back_off_set
+INSERT INTO back_off (site, faults, until_at, why) VALUES ($1, $2, $3, $4)
+ON CONFLICT (site) DO UPDATE SET faults = EXCLUDED.faults, until_at = EXCLUDED.until_at, why = EXCLUDED.why
+
+-- name: back_off_clear
+DELETE FROM back_off WHERE site = $1
+
+-- name: round_insert
+INSERT INTO round (round, at, input, leader_epoch, leader_number, queued, placed, not_examined) VALUES ($1, $2, $3, $4, $5, $6, $7, $8)
+
+-- name: rounds_prune
+DELETE FROM round WHERE round IN (SELECT round FROM round WHERE at < $1 ORDER BY at LIMIT 200)
+
+-- name: verdict_insert
+INSERT INTO verdict (job, round, reason, text, since, rejections) VALUES ($1, $2, $3, $4, $5, $6)
+
+-- name: verdict_mark
+UPDATE job SET wait_digest = $2, wait_reason = $3, wait_since = $4 WHERE job = $1
+
+-- name: verdicts_prune
+DELETE FROM verdict v USING (
+    SELECT id, row_number() OVER (PARTITION BY job ORDER BY id DESC) AS age FROM verdict WHERE job = ANY($1::text[])
+) old WHERE v.id = old.id AND old.age > $2
+
+-- name: attempts_page
+SELECT record, wall_s FROM attempt WHERE $1::text IS NULL OR attempt > $1 ORDER BY attempt LIMIT $2
+
+-- name: quotas_load
+SELECT tenant, site, kind, maximum FROM quota ORDER BY tenant, site, kind
+
+-- name: quota_set
+INSERT INTO quota (tenant, site, kind, maximum) VALUES ($1, $2, $3, $4) ON CONFLICT (tenant, site, kind) DO UPDATE SET maximum = EXCLUDED.maximum
+
+-- name: quota_remove
+DELETE FROM quota WHERE tenant = $1 AND site = $2 AND kind = $3
+
+-- name: known_upsert
+INSERT INTO known (noun, entity, version, body, at) VALUES ($1, $2, $3, $4, $5)
+ON CONFLICT (noun, entity) DO UPDATE SET version = EXCLUDED.version, body = EXCLUDED.body, at = EXCLUDED.at
+WHERE known.version < EXCLUDED.version
+
+-- name: known_load
+SELECT noun, entity, version, body, at FROM known ORDER BY noun, entity
+
+-- name: settings_upsert
+INSERT INTO site_settings (site, revision, content) VALUES ($1, 1, $2)
+ON CONFLICT (site) DO UPDATE SET
+    revision = site_settings.revision + CASE WHEN site_settings.content = EXCLUDED.content THEN 0 ELSE 1 END,
+    content = EXCLUDED.content
+RETURNING revision

@@ -1,0 +1,201 @@
+"""What the scheduler needs of its store: a narrow port whose every writing verb is one transaction, with events, audit row and story in it.
+
+The rules stay in `core`: a verb that changes a job is given a pure decision and calls it with the locked rows. Who asks is a mandatory
+argument of every read of a job (`Scope`): what lies outside is not there. `pg` keeps it in PostgreSQL, `memory` is the twin; one suite for both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Protocol
+
+from intertie.contracts.base import EventMeta
+from intertie.contracts.identity import AuditQuery, AuditRow
+from intertie.contracts.job import AttemptRecord, AttemptSnapshot, JobsQuery, QuotaRecord, Rejection, SetQuota, StoryLine, WaitReason
+from intertie.contracts.site import DeviceKind
+from intertie.ids import AttemptId, Digest, JobId, PoolName, RoundId, SiteName, TenantName
+from intertie.scheduler.core.backoff import BackOff
+from intertie.scheduler.core.orders import Order
+from intertie.scheduler.core.rows import Attempt, Change, File, Ignored, Job, JobView
+from intertie.store import Leader, StoreTx
+from intertie.trust.rights import Scope
+
+# How many queued jobs one round looks at. The rest wait unseen for the next; at 10,000 pools × jobs a second a round stays far below its beat.
+QUEUE_LIMIT = 2_000
+# Rounds that are remembered per job: enough to see a reason change, few enough that a week of waiting stays small.
+VERDICTS_KEPT = 20
+# Instructions in one answer; the keeper also bounds its bytes.
+ORDERS_LIMIT = 64
+
+
+EVERYTHING = Scope(everything=True, tenant=None, site=None)
+"""For the scheduler's own work; a caller's scope comes from `trust.rights.scope`."""
+
+Decide = Callable[[File], Change | Ignored]
+DecideAttempt = Callable[[File | None], Change | Ignored]
+DecidePlacement = Callable[[Job], Change | Ignored]
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    job: Job
+    repeated: bool
+    """The client key was there before; `job` is what it made then."""
+
+
+@dataclass(frozen=True, slots=True)
+class Used:
+    """What ended attempts of a tenant, which the tenant pays, have used in one pool."""
+
+    tenant: TenantName
+    site: SiteName
+    pool: PoolName
+    kind: DeviceKind
+    quantity_milli_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class Waited:
+    """What a job was last told, so that the same is not written again."""
+
+    digest: Digest
+    reason: WaitReason
+    since: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class RoundInput:
+    """What the store knows for one round."""
+
+    queue: Sequence[Job]
+    live: Sequence[Attempt]
+    quotas: Sequence[QuotaRecord] = ()
+    back_offs: Mapping[SiteName, BackOff] = field(default_factory=dict)
+    used: Sequence[Used] = ()
+    waited: Mapping[JobId, Waited] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class RoundRow:
+    """A round that decided or told something."""
+
+    round: RoundId
+    at: datetime
+    input: Digest
+    """Of the whole snapshot: the round can be replayed and compared."""
+    queued: int
+    not_examined: int
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """A job's verdict of one round."""
+
+    job: JobId
+    digest: Digest
+    reason: WaitReason
+    text: str
+    rejections: tuple[Rejection, ...]
+    since: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    job: JobId
+    decide: DecidePlacement
+
+
+@dataclass(frozen=True, slots=True)
+class OpenOrder:
+    """An instruction that is due, with what it is made from."""
+
+    order: Order
+    epoch: int
+    number: int
+    attempt: Attempt
+    job: Job
+    env: Mapping[str, str]
+    """Only for an offer."""
+
+
+def new_first(orders: Sequence[OpenOrder], mark: tuple[int, int]) -> list[OpenOrder]:
+    """What the site has not stored before what it has, each by number: repeats must never crowd out what is new."""
+    return sorted(orders, key=lambda o: ((o.epoch, o.number) <= mark, o.epoch, o.number))[:ORDERS_LIMIT]
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """One entity of another service's, as its keeper last told it."""
+
+    noun: str
+    entity: str
+    version: int
+    body: bytes
+    at: datetime
+
+
+class SchedulerStore(Protocol):
+    """All methods raise `Unavailable` when the store is away."""
+
+    def leading(self, role: str) -> AbstractAsyncContextManager[Leader]: ...
+
+    async def submit(self, job: Job, env: Mapping[str, str], told: StoryLine) -> Submitted:
+        """Insert the job unless its tenant has used the client key before."""
+        ...
+
+    async def view(self, job: JobId, scope: Scope) -> JobView | None: ...
+
+    async def views(self, query: JobsQuery, scope: Scope) -> tuple[list[JobView], bool]:
+        """Newest first, and whether there are more."""
+        ...
+
+    async def story(self, job: JobId, scope: Scope) -> list[StoryLine]:
+        """In the order in which it was recorded; empty if the job is not there."""
+        ...
+
+    async def change(self, job: JobId, scope: Scope, decide: Decide, *, actor: str, action: str, reason: str) -> Change | Ignored | None:
+        """Decide under the job's lock; None if it is not there. Leaves an audit row either way."""
+        ...
+
+    async def apply(self, tx: StoreTx, attempt: AttemptId | None, decide: DecideAttempt) -> Change | Ignored:
+        """Decide what an entry means, in the lane's own transaction."""
+        ...
+
+    def transaction(self) -> AbstractAsyncContextManager[StoreTx]: ...
+
+    async def load_round(self, allowances: Mapping[TenantName, datetime]) -> RoundInput:
+        """`allowances`: tenants with a limited one, and since when what they use counts against it."""
+        ...
+
+    async def save_round(self, leader: Leader, row: RoundRow, placements: Sequence[Placement], told: Sequence[Told]) -> list[Change]:
+        """Fenced. A placement whose job has left the queue, or whose device has a holder, is left out; what was placed comes back."""
+        ...
+
+    async def orders(self, site: SiteName, mark: tuple[int, int]) -> list[OpenOrder]:
+        """What the site is to be told, new before known. `mark`: the highest (epoch, number) that it has on disk."""
+        ...
+
+    async def attempts(self, after: AttemptId | None, limit: int) -> list[AttemptSnapshot]: ...
+
+    async def attempt(self, attempt: AttemptId) -> AttemptRecord | None: ...
+
+    async def quotas(self) -> list[QuotaRecord]: ...
+
+    async def set_quota(self, quota: SetQuota, *, actor: str) -> None: ...
+
+    async def learn(self, facts: Sequence[Fact], meta: EventMeta | None = None) -> list[Fact]:
+        """Keep what is newer than what is held; those come back."""
+        ...
+
+    async def known(self) -> list[Fact]: ...
+
+    async def settings_revision(self, site: SiteName, content: Digest) -> int:
+        """The revision of a site's settings with this content; a new content gets the next one."""
+        ...
+
+    async def epoch(self) -> int: ...
+
+    async def read_audit(self, query: AuditQuery) -> list[AuditRow]: ...
