@@ -14,7 +14,7 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One message as it arrived. Header names are lower case; of several values the first."""
+    """One message as it arrived. Header names are lower case; of several values one."""
 
     subject: str
     body: bytes
