@@ -46,6 +46,7 @@ class MemorySchedulerStore(MemoryStore):
         self.attempt_rows: dict[AttemptId, Attempt] = {}
         self.holders: dict[tuple[SiteName, PoolName, DeviceId], AttemptId] = {}
         self.numbers: dict[tuple[AttemptId, Order], tuple[int, int]] = {}
+        self.settled: set[AttemptId] = set()
         self.number_heads: dict[tuple[SiteName, int], int] = {}
         self.lines: dict[JobId, tuple[StoryLine, ...]] = {}
         self.rounds: list[tuple[RoundRow, Leader, int]] = []
@@ -204,12 +205,15 @@ class MemorySchedulerStore(MemoryStore):
 
     async def orders(self, site: SiteName, mark: tuple[int, int]) -> list[OpenOrder]:
         found: list[OpenOrder] = []
+        async with self.transaction():
+            mine = [name for name, attempt in self.attempt_rows.items() if attempt.record.site == site]
+            self.settled |= {name for name in mine if self.numbers.get((name, Order.SETTLE), (mark[0] + 1, 0)) <= mark}
         for (name, order), number in sorted(self.numbers.items(), key=lambda item: item[1]):
             attempt = self.attempt_rows[name]
             job = self.jobs[attempt.record.job]
             if attempt.record.site != site or order not in due(attempt, cancelled=job.cancel is not None):
                 continue
-            if order is Order.SETTLE and number <= mark:
+            if order is Order.SETTLE and name in self.settled:
                 continue
             env = dict(self.envs.get(job.job, ())) if order is Order.OFFER else {}
             found.append(OpenOrder(order, *number, attempt, job, env))

@@ -1,0 +1,504 @@
+"""One suite for the scheduler's store: PostgreSQL and the twin in memory; and what only PostgreSQL can show."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from tests.conftest import PgDatabase
+
+from intertie.contracts.base import Event, EventMeta, decode
+from intertie.contracts.identity import AuditQuery
+from intertie.contracts.job import (
+    AttemptChanged,
+    Cause,
+    JobChanged,
+    JobSpec,
+    JobsQuery,
+    JobState,
+    Rejection,
+    SetQuota,
+    SubmitJob,
+    WaitReason,
+)
+from intertie.contracts.link import Claimed, Ended, SchedulerEntry, Started
+from intertie.contracts.site import DeviceKind
+from intertie.errors import Stale
+from intertie.ids import (
+    AttemptId,
+    DeviceId,
+    Digest,
+    EventId,
+    JobId,
+    JournalId,
+    PoolName,
+    RoundId,
+    SiteName,
+    TenantName,
+    new_attempt,
+    new_job,
+)
+from intertie.planner import Decision
+from intertie.scheduler.core import life
+from intertie.scheduler.core.interpret import Source, interpret
+from intertie.scheduler.core.orders import Order
+from intertie.scheduler.core.rows import AttemptState, Change, File, Ignored, Job
+from intertie.scheduler.memory import MemorySchedulerStore
+from intertie.scheduler.pg import PgSchedulerStore, Q
+from intertie.scheduler.store import EVERYTHING, Fact, Placement, RoundRow, SchedulerStore, Submitted, Told
+from intertie.store import Database, Leader
+from intertie.store.checks import check_queries
+from intertie.trust.rights import Scope
+
+T0 = datetime(2026, 12, 1, 8, tzinfo=UTC)
+ACME, BETA = TenantName("acme"), TenantName("beta")
+SITE, POOL = SiteName("site-a"), PoolName("cpu")
+SOURCE = Source(SITE, JournalId("jnl-1"))
+NO_MARK = (0, 0)
+
+
+@asynccontextmanager
+async def on_postgres(pg: PgDatabase) -> AsyncIterator[PgSchedulerStore]:
+    db = await Database.open(pg.url, password=pg.password, schema="scheduler")
+    try:
+        await db.migrate("intertie.scheduler")
+        yield PgSchedulerStore(db)
+    finally:
+        await db.close()
+
+
+@pytest.fixture(params=["pg", "memory"])
+async def store(request: pytest.FixtureRequest) -> AsyncIterator[SchedulerStore]:
+    if request.param == "memory":
+        yield MemorySchedulerStore()
+        return
+    async with on_postgres(request.getfixturevalue("pg")) as found:
+        yield found
+
+
+def a_job(key: str = "k1", tenant: TenantName = ACME, *, at: datetime = T0, restartable: bool = False) -> Job:
+    spec = JobSpec(name="one", script="true", env_names=["TOKEN"], restartable=restartable)
+    asked = SubmitJob(tenant=tenant, spec=spec, env={"TOKEN": "secret"}, client_key=key)
+    return life.new_job(asked, new_job(), actor="ann", traceparent="", now=at)
+
+
+async def submit(store: SchedulerStore, job: Job) -> Submitted:
+    return await store.submit(job, {"TOKEN": "secret"}, life.submitted_line(job))
+
+
+def placement(job: Job, device: str = "slot-0", round_id: str = "round-1") -> Placement:
+    decision = Decision(job.job, job.tenant, SITE, POOL, DeviceKind.SLOT, (DeviceId(device),), "u", None, 0, "it fits", ())
+    attempt = new_attempt()
+    return Placement(job.job, lambda held: life.place(held, decision, attempt, round_id=RoundId(round_id), epoch=1, now=T0))
+
+
+def a_round(name: str = "round-1") -> RoundRow:
+    return RoundRow(RoundId(name), T0, Digest("sha256:" + "0" * 64), 1, 0)
+
+
+async def place(store: SchedulerStore, job: Job, device: str = "slot-0", name: str = "round-1") -> Change:
+    async with store.leading("planner") as leader:
+        (change,) = await store.save_round(leader, a_round(name), [placement(job, device, name)], [])
+    return change
+
+
+class Site:
+    def __init__(self, change: Change) -> None:
+        assert change.attempt is not None
+        self.record = change.attempt.record
+        self.seq = 0
+
+    def _base(self) -> dict[str, object]:
+        self.seq += 1
+        record = self.record
+        return {
+            "seq": self.seq,
+            "at": T0,
+            "attempt": record.attempt,
+            "job": record.job,
+            "epoch": record.epoch,
+            "generation": record.generation,
+        }
+
+    def claimed(self) -> SchedulerEntry:
+        return Claimed(**self._base(), devices=list(self.record.devices))  # type: ignore[arg-type]  # the fields above
+
+    def started(self) -> SchedulerEntry:
+        return Started(**self._base(), started=T0, devices=[], native_id="7", account="u")  # type: ignore[arg-type]  # as above
+
+    def ended(self, cause: Cause | None = None) -> SchedulerEntry:
+        return Ended(
+            **self._base(),  # type: ignore[arg-type]  # as above
+            outcome="failed" if cause else "succeeded",
+            cause=cause,
+            exit_code=0,
+            signal=None,
+            reason="",
+            started=T0,
+            ended=T0 + timedelta(seconds=6),
+            ran_us=6_000_000,
+            segments=1,
+            quantity_milli_us=6_000_000_000,
+            last_metering_seq=1,
+        )
+
+
+async def tell(store: SchedulerStore, entry: SchedulerEntry) -> Change | Ignored:
+    attempt = getattr(entry, "attempt", None)
+    async with store.transaction() as tx:
+        return await store.apply(tx, attempt, lambda file: interpret(entry, file, SOURCE, T0))
+
+
+async def state_of(store: SchedulerStore, job: Job) -> tuple[JobState, list[str]]:
+    view = await store.view(job.job, EVERYTHING)
+    assert view is not None
+    return view.job.state, [a.state for a in view.attempts]
+
+
+async def test_twenty_submits_of_one_key_make_one_job(store: SchedulerStore) -> None:
+    """BR-061: one job, twenty equal answers; the same key of another tenant is another job."""
+    answers = await asyncio.gather(*(submit(store, a_job()) for _ in range(20)))
+    assert len({a.job.job for a in answers}) == 1
+    assert sum(not a.repeated for a in answers) == 1
+    assert not (await submit(store, a_job(tenant=BETA))).repeated
+
+
+async def test_a_late_repeat_finds_the_job_in_its_final_state(store: SchedulerStore) -> None:
+    """BR-061: 25 h later, after the job has ended."""
+    job = a_job()
+    await submit(store, job)
+    await store.change(
+        job.job, EVERYTHING, lambda f: life.cancel(f, actor="ann", reason="", now=T0), actor="ann", action="job.cancel", reason=""
+    )
+    found = await submit(store, a_job(at=T0 + timedelta(hours=25)))
+    assert (found.job.job, found.repeated, found.job.state) == (job.job, True, JobState.CANCELLED)
+
+
+async def test_what_lies_outside_the_scope_is_not_there(store: SchedulerStore) -> None:
+    """BR-146, BR-147: another tenant's job reads, lists, tells and cancels like an unknown one."""
+    job = a_job()
+    await submit(store, job)
+    theirs = Scope(everything=False, tenant=BETA, site=None)
+    mine = Scope(everything=False, tenant=ACME, site=None)
+    for known, scope in ((job.job, theirs), (JobId("job-nowhere"), mine)):
+        assert await store.view(known, scope) is None
+        assert await store.story(known, scope) == []
+        outcome = await store.change(known, scope, lambda f: life.cancel(f, actor="x", reason="", now=T0), actor="x", action="c", reason="")
+        assert outcome is None
+    assert await store.views(JobsQuery(tenant=ACME), theirs) == ([], False)
+    assert await store.view(job.job, mine) is not None
+    assert (await state_of(store, job))[0] is JobState.QUEUED
+
+
+async def test_a_site_owner_sees_what_is_at_the_own_site(store: SchedulerStore) -> None:
+    job = a_job()
+    await submit(store, job)
+    owner = Scope(everything=False, tenant=None, site=SITE)
+    assert await store.view(job.job, owner) is None
+    await place(store, job)
+    assert await store.view(job.job, owner) is not None
+
+
+async def test_jobs_are_listed_newest_first_by_pages(store: SchedulerStore) -> None:
+    jobs = [a_job(f"k{i}") for i in range(3)]
+    for job in jobs:
+        await submit(store, job)
+    first, more = await store.views(JobsQuery(limit=2), EVERYTHING)
+    rest, no_more = await store.views(JobsQuery(limit=2, after=first[-1].job.job), EVERYTHING)
+    assert [v.job.job for v in (*first, *rest)] == [j.job for j in reversed(jobs)]
+    assert (more, no_more) == (True, False)
+    assert [v.position for v in first] == [3, 2]
+    assert (await store.views(JobsQuery(states=[JobState.RUNNING]), EVERYTHING))[0] == []
+
+
+async def test_a_placed_job_runs_and_ends_by_its_sites_entries(store: SchedulerStore) -> None:
+    job = a_job()
+    await submit(store, job)
+    site = Site(await place(store, job))
+    for entry, state in ((site.claimed(), "placed"), (site.started(), "running"), (site.ended(), "succeeded")):
+        assert isinstance(await tell(store, entry), Change)
+        assert (await state_of(store, job))[0] == state
+    told = await store.story(job.job, EVERYTHING)
+    assert [line.what for line in told] == ["submitted", "placed", "claimed", "started", "ended: succeeded"]
+
+
+async def test_every_change_is_told_with_rising_versions(store: SchedulerStore) -> None:
+    job = a_job()
+    await submit(store, job)
+    site = Site(await place(store, job))
+    for entry in (site.claimed(), site.started(), site.ended()):
+        await tell(store, entry)
+    jobs, attempts = await _events(store)
+    assert [(e.state, e.version) for e in jobs] == [("queued", 1), ("placed", 2), ("running", 3), ("succeeded", 4)]
+    assert [(e.record.state, e.version) for e in attempts] == [("offered", 1), ("claimed", 2), ("running", 3), ("ended", 4)]
+    assert all(b"secret" not in str(e).encode() for e in (*jobs, *attempts))
+
+
+async def _events(store: SchedulerStore) -> tuple[list[JobChanged], list[AttemptChanged]]:
+    if isinstance(store, MemorySchedulerStore):
+        events = store.events
+    else:
+        assert isinstance(store, PgSchedulerStore)
+        async with store.db.transaction() as tx:
+            rows = await tx.all("SELECT type, body FROM outbox ORDER BY id")
+        kinds: dict[str, type[Event]] = {JobChanged.TYPE: JobChanged, AttemptChanged.TYPE: AttemptChanged}
+        events = [decode(row["body"], kinds[row["type"]]) for row in rows]
+    return [e for e in events if isinstance(e, JobChanged)], [e for e in events if isinstance(e, AttemptChanged)]
+
+
+async def test_a_device_and_a_job_have_one_holder_whatever_a_plan_says(store: SchedulerStore) -> None:
+    first, second = a_job("k1"), a_job("k2")
+    await submit(store, first)
+    await submit(store, second)
+    async with store.leading("planner") as leader:
+        placed = await store.save_round(leader, a_round(), [placement(first), placement(second)], [])
+    assert len(placed) == 1
+    assert sorted([(await state_of(store, j))[0] for j in (first, second)]) == ["placed", "queued"]
+
+
+async def test_reservations_equal_the_live_attempts_after_every_end(store: SchedulerStore) -> None:
+    """BR-070: a device is free again after each way to end, and no slot survives its attempt."""
+    for number, way in enumerate(("ended", "cancelled", "ended")):
+        job = a_job(f"k{number}")
+        await submit(store, job)
+        site = Site(await place(store, job, name=f"round-{number}"))
+        if way == "cancelled":
+            await store.change(
+                job.job, EVERYTHING, lambda f: life.cancel(f, actor="a", reason="", now=T0), actor="a", action="c", reason=""
+            )
+        else:
+            for entry in (site.claimed(), site.started(), site.ended()):
+                await tell(store, entry)
+        assert (await store.load_round({})).live == []
+
+
+async def test_a_deposed_leader_writes_nothing(store: SchedulerStore) -> None:
+    job = a_job()
+    await submit(store, job)
+    async with store.leading("planner") as old:
+        pass
+    async with store.leading("planner") as leader:
+        assert (leader.epoch, leader.number) > (old.epoch, old.number)
+        with pytest.raises(Stale):
+            await store.save_round(Leader("planner", old.epoch, old.number), a_round(), [placement(job)], [])
+    assert (await state_of(store, job))[0] is JobState.QUEUED
+
+
+async def test_orders_follow_the_attempt_and_environment_travels_in_the_offer_only(store: SchedulerStore) -> None:
+    job = a_job()
+    await submit(store, job)
+    site = Site(await place(store, job))
+    (offer,) = await store.orders(SITE, NO_MARK)
+    assert (offer.order, offer.env) == (Order.OFFER, {"TOKEN": "secret"})
+    assert await store.orders(SITE, NO_MARK) == [offer], "an offer is repeated until it is answered"
+    await tell(store, site.claimed())
+    (go,) = await store.orders(SITE, (offer.epoch, offer.number))
+    assert (go.order, go.env) == (Order.GO, {})
+    assert go.number > offer.number
+    await tell(store, site.started())
+    assert await store.orders(SITE, NO_MARK) == []
+    await tell(store, site.ended())
+    (settle,) = await store.orders(SITE, (go.epoch, go.number))
+    assert settle.order is Order.SETTLE
+    assert await store.orders(SITE, (settle.epoch, settle.number)) == []
+    assert await store.orders(SITE, NO_MARK) == [], "what was settled is asked for no more"
+    assert await store.orders(SiteName("site-b"), NO_MARK) == []
+
+
+async def test_new_orders_come_before_repeats(store: SchedulerStore) -> None:
+    for number in range(3):
+        job = a_job(f"k{number}")
+        await submit(store, job)
+        await place(store, job, f"slot-{number}", f"round-{number}")
+    numbers = [o.number for o in await store.orders(SITE, NO_MARK)]
+    assert numbers == sorted(numbers)
+    assert [o.number for o in await store.orders(SITE, (1, numbers[1]))] == [numbers[2], numbers[0], numbers[1]]
+
+
+async def test_a_cancel_of_a_claimed_attempt_takes_the_go_back(store: SchedulerStore) -> None:
+    job = a_job()
+    await submit(store, job)
+    await tell(store, Site(await place(store, job)).claimed())
+    await store.change(
+        job.job, EVERYTHING, lambda f: life.cancel(f, actor="ann", reason="", now=T0), actor="ann", action="job.cancel", reason="x"
+    )
+    (stop,) = await store.orders(SITE, NO_MARK)
+    assert stop.order is Order.STOP
+    assert (await state_of(store, job))[0] is JobState.PLACED
+
+
+async def test_a_fault_sets_a_back_off_and_a_start_forgets_it(store: SchedulerStore) -> None:
+    job = a_job(restartable=True)
+    await submit(store, job)
+    for number in (1, 2):
+        site = Site(await place(store, job, name=f"round-{number}"))
+        for entry in (site.claimed(), site.ended(Cause.SITE)):
+            await tell(store, entry)
+        backs = (await store.load_round({})).back_offs
+        assert backs[SITE].faults == number
+    site = Site(await place(store, job, name="round-3"))
+    for entry in (site.claimed(), site.started()):
+        await tell(store, entry)
+    assert (await store.load_round({})).back_offs == {}
+    view = await store.view(job.job, EVERYTHING)
+    assert view is not None and [a.generation for a in view.attempts] == [1, 2, 3]
+
+
+def verdict(job: Job, text: str, number: int = 0) -> Told:
+    rejection = Rejection(site=SITE, pool=POOL, rule="no_free_device", text=text, needed="1", found="0")
+    return Told(job.job, Digest(f"d{number}"), WaitReason.DEVICES_BUSY, text, (rejection,), T0)
+
+
+async def test_the_reason_and_its_rejections_are_kept_with_the_round(store: SchedulerStore) -> None:
+    job = a_job()
+    await submit(store, job)
+    async with store.leading("planner") as leader:
+        for number in range(25):
+            await store.save_round(leader, a_round(f"round-{number}"), [], [verdict(job, f"text {number}", number)])
+    view = await store.view(job.job, EVERYTHING)
+    assert view is not None and view.verdict is not None
+    assert (view.verdict.round, view.verdict.text, view.verdict.rejections[0].rule) == ("round-24", "text 24", "no_free_device")
+    assert (await store.load_round({})).waited[job.job].digest == "d24"
+
+
+async def test_what_an_allowance_counts_is_what_its_tenant_has_used_since(store: SchedulerStore) -> None:
+    job = a_job()
+    await submit(store, job)
+    site = Site(await place(store, job))
+    for entry in (site.claimed(), site.started(), site.ended()):
+        await tell(store, entry)
+    (used,) = (await store.load_round({ACME: T0})).used
+    assert (used.tenant, used.quantity_milli_us) == (ACME, 6_000_000_000)
+    assert (await store.load_round({ACME: T0 + timedelta(seconds=1)})).used == []
+
+
+async def test_quotas_are_set_changed_and_removed_with_an_audit_row_each(store: SchedulerStore) -> None:
+    for limit in (4, 2):
+        await store.set_quota(SetQuota(tenant=ACME, site=SITE, kind=DeviceKind.GPU, limit=limit), actor="op")
+    await store.set_quota(SetQuota(tenant=ACME, kind=DeviceKind.GPU, limit=8), actor="op")
+    assert [(q.site, q.limit) for q in await store.quotas()] == [(None, 8), (SITE, 2)]
+    await store.set_quota(SetQuota(tenant=ACME, kind=DeviceKind.GPU, limit=None), actor="op")
+    assert [q.limit for q in await store.quotas()] == [2]
+    assert [row.action for row in await store.read_audit(AuditQuery())] == ["quota.set"] * 4
+
+
+async def test_a_read_model_takes_only_what_is_newer(store: SchedulerStore) -> None:
+    def fact(version: int) -> Fact:
+        return Fact("pool", "site-a/cpu", version, f"v{version}".encode(), T0)
+
+    def meta(event: str) -> EventMeta:
+        return EventMeta(id=EventId(event), type="t", source="s", entity="e", time=T0, number=1, epoch=1)
+
+    assert await store.learn([fact(2)], meta("evt-1")) == [fact(2)]
+    assert await store.learn([fact(3)], meta("evt-1")) == [], "an event that was applied before changes nothing"
+    assert await store.learn([fact(1)], meta("evt-2")) == []
+    assert await store.learn([fact(3)]) == [fact(3)]
+    assert await store.known() == [fact(3)]
+
+
+async def test_settings_get_a_revision_per_content(store: SchedulerStore) -> None:
+    revisions = [await store.settings_revision(SITE, Digest(content)) for content in ("a", "a", "b", "a")]
+    assert revisions == [1, 1, 2, 3]
+
+
+async def test_attempts_are_given_out_by_pages(store: SchedulerStore) -> None:
+    names = []
+    for number in range(3):
+        job = a_job(f"k{number}")
+        await submit(store, job)
+        change = await place(store, job, f"slot-{number}", f"round-{number}")
+        assert change.attempt is not None
+        names.append(change.attempt.record.attempt)
+    page = await store.attempts(None, 2)
+    rest = await store.attempts(page[-1].record.attempt, 2)
+    assert [s.record.attempt for s in (*page, *rest)] == sorted(names)
+    assert await store.attempt(AttemptId("att-none")) is None
+    held = await store.attempt(names[0])
+    assert held is not None and held.state == AttemptState.OFFERED.value
+
+
+async def test_a_cancel_leaves_one_audit_row_also_when_there_was_nothing_to_do(store: SchedulerStore) -> None:
+    job = a_job()
+    await submit(store, job)
+    for _ in range(2):
+        await store.change(
+            job.job, EVERYTHING, lambda f: life.cancel(f, actor="ann", reason="x", now=T0), actor="ann", action="job.cancel", reason="x"
+        )
+    rows = await store.read_audit(AuditQuery())
+    assert [(r.action, r.result) for r in rows] == [
+        ("job.cancel", "nothing to do: it is cancelled already"),
+        ("job.cancel", "ok"),
+        ("job.submit", "ok"),
+    ]
+
+
+# --- what only PostgreSQL shows --------------------------------------------------------------------------------------------------------------
+
+
+async def test_every_query_is_understood_and_used(pg: PgDatabase) -> None:
+    async with on_postgres(pg) as store:
+        assert await check_queries(store.db, Q) == []
+
+
+async def test_the_schema_knows_the_states_of_the_tables_of_moves(pg: PgDatabase) -> None:
+    async with on_postgres(pg) as store, store.db.transaction() as tx:
+        row = await tx.one("SELECT pg_get_constraintdef(oid) AS text FROM pg_constraint WHERE conname = 'job_state_check'")
+        other = await tx.one("SELECT pg_get_constraintdef(oid) AS text FROM pg_constraint WHERE conname = 'attempt_state_check'")
+    assert row is not None and other is not None
+    assert {word for word in row["text"].split("'") if word.isidentifier() and word != "text"} >= {s.value for s in JobState}
+    assert all(f"'{state.value}'" in other["text"] for state in AttemptState)
+
+
+async def test_environment_values_are_in_one_table_and_gone_after_the_start(pg: PgDatabase) -> None:
+    async with on_postgres(pg) as store:
+        job = a_job()
+        await submit(store, job)
+        site = Site(await place(store, job))
+        await tell(store, site.claimed())
+        async with store.db.transaction() as tx:
+            held = await tx.one("SELECT count(*) AS n FROM job_env t WHERE t::text LIKE '%secret%'")
+            assert held is not None and held["n"] == 1
+        await tell(store, site.started())
+        async with store.db.transaction() as tx:
+            for table in ("job", "attempt", "outbox", "story", "audit", "job_env", "instruction"):
+                row = await tx.one(
+                    f"SELECT count(*) AS n FROM {table} t WHERE t::text LIKE '%secret%' OR t::text LIKE '%{b'secret'.hex()}%'"
+                )
+                assert row is not None and row["n"] == 0, table
+
+
+async def test_a_cancel_racing_a_placement_leaves_one_truth(pg: PgDatabase) -> None:
+    """BR-049: either cancelled and never dispatched, or withdrawn; never both cancelled and live."""
+    async with on_postgres(pg) as store:
+        jobs = [a_job(f"k{i}") for i in range(8)]
+        for job in jobs:
+            await submit(store, job)
+
+        async def stop(job: Job) -> None:
+            await store.change(
+                job.job, EVERYTHING, lambda f: life.cancel(f, actor="a", reason="", now=T0), actor="a", action="c", reason=""
+            )
+
+        async with store.leading("planner") as leader:
+            placing = store.save_round(leader, a_round(), [placement(j, f"slot-{i}") for i, j in enumerate(jobs)], [])
+            await asyncio.gather(placing, *(stop(job) for job in jobs))
+        for job in jobs:
+            state, attempts = await state_of(store, job)
+            assert state is JobState.CANCELLED
+            assert set(attempts) <= {"withdrawn"}
+        assert (await store.load_round({})).live == []
+
+
+async def test_a_change_decided_on_an_old_row_is_stale(pg: PgDatabase) -> None:
+    async with on_postgres(pg) as store:
+        job = a_job()
+        await submit(store, job)
+        old = File(replace(job, version=7))
+        with pytest.raises(Stale):
+            await store.change(
+                job.job, EVERYTHING, lambda _: life.cancel(old, actor="a", reason="", now=T0), actor="a", action="c", reason=""
+            )
