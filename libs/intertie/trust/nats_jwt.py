@@ -209,7 +209,9 @@ def site_account(
     scoped = [{"kind": "user_scope", "key": key, "role": SITE_ROLE, "template": SITE_TEMPLATE} for key in sorted(signing_keys)]
     limits = {"conn": SITE_CONNECTIONS, "subs": SITE_CONNECTIONS * SITE_SUBSCRIPTIONS, "payload": SITE_PAYLOAD, "exports": 0}
     tags = [f"{REVOKED_TAG}{key}" for key in sorted(revoked)]
-    return _account(operator_key, account, site, now, limits=limits, imports=imports, signing_keys=scoped, **({"tags": tags} if tags else {}))
+    return _account(
+        operator_key, account, site, now, limits=limits, imports=imports, signing_keys=scoped, **({"tags": tags} if tags else {})
+    )
 
 
 def service_user(hub_key: Key, service: str, user: str, now: datetime) -> str:
