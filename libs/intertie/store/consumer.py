@@ -12,7 +12,7 @@ INSERT INTO pool (pool, version, …) VALUES (…) ON CONFLICT (pool) DO UPDATE 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol, TypeVar
 
@@ -82,6 +82,8 @@ class EventConsumer:
         stream: StreamSpec = EVENTS,
         durable: str = "",
         workers: int = 4,
+        max_deliver: int = 8,
+        backoff_s: Sequence[float] = (0.2, 1.0, 5.0, 15.0, 30.0),
         beat_s: float = 1.0,
         clock: Clock | None = None,
     ) -> None:
@@ -94,7 +96,9 @@ class EventConsumer:
             name: _Source(_snapshot_of(snapshot, name), frozenset(kind.noun() for kind in handlers if _source(kind) == name), due="start")
             for name in sorted({_source(kind) for kind in handlers})
         }
-        self._spec = ConsumerSpec(stream.name, durable or service, _filters(handlers), workers=workers)
+        self._spec = ConsumerSpec(
+            stream.name, durable or service, _filters(handlers), workers=workers, max_deliver=max_deliver, backoff_s=backoff_s
+        )
         self._watch = HeadsWatch()
         self._bell = asyncio.Event()
         self.ready = asyncio.Event()
