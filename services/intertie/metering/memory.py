@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from decimal import Decimal
@@ -47,21 +47,24 @@ class MemoryMetering(MemoryStore):
         self.lane_through: dict[SiteName, int] = {}
         self.quarantined = 0
 
-    async def load(self, attempts: Sequence[AttemptId]) -> list[Evidence]:
-        return [self._evidence(attempt) for attempt in attempts]
+    async def load(
+        self, attempts: Sequence[AttemptId], *, sites: Collection[SiteName] = (), tenants: Collection[TenantName] = ()
+    ) -> list[Evidence]:
+        return [self._evidence(attempt, sites, tenants) for attempt in attempts]
 
-    def _evidence(self, attempt: AttemptId) -> Evidence:
+    def _evidence(self, attempt: AttemptId, more_sites: Collection[SiteName], tenants: Collection[TenantName]) -> Evidence:
         received = [item for item in self.segments if item.segment.attempt == attempt]
         row = self.attempts.get(attempt)
         record = row.snapshot.record if row and row.snapshot else None
-        sites = {item.site for item in received} | ({record.site} if record else set())
+        sites = {item.site for item in received} | ({record.site} if record else set()) | set(more_sites)
+        consumers = {"*", *tenants, *({row.tenant} if row and row.tenant else set())}
         return Evidence(
             attempt=attempt,
             revision=row.revision if row else 0,
             snapshot=row.snapshot if row else None,
             received=received,
             balances=self._balances(attempt),
-            specs=[spec for spec in self.agreed if spec.provider == "platform"],
+            specs=[spec for spec in self.agreed if spec.provider == "platform" and spec.consumer in consumers],
             keys={site: self.site_keys[site][1] for site in sites if site in self.site_keys},
             priced_by=row.priced_by if row else None,
             settled=row.settled if row else None,

@@ -6,7 +6,7 @@ nothing; a decision taken on an older revision is `Stale` and is taken again.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
@@ -15,7 +15,7 @@ from typing import Protocol
 from intertie.contracts.base import EventMeta
 from intertie.contracts.identity import AuditQuery, AuditRow, SiteKeyChanged
 from intertie.contracts.usage import Allowance, AllowanceChanged, MeterSpec
-from intertie.ids import AttemptId, JobId, TenantName
+from intertie.ids import AttemptId, JobId, SiteName, TenantName
 from intertie.metering.core.evidence import Evidence
 from intertie.metering.core.reckon import Change
 from intertie.store import StoreTx
@@ -44,8 +44,13 @@ class Totals:
 
 
 class MeteringStore(Protocol):
-    async def load(self, attempts: Sequence[AttemptId]) -> list[Evidence]:
-        """All that is known of each attempt, in the order asked; of an unknown one, empty evidence."""
+    async def load(
+        self, attempts: Sequence[AttemptId], *, sites: Collection[SiteName] = (), tenants: Collection[TenantName] = ()
+    ) -> list[Evidence]:
+        """All that is known of each attempt, in the order asked; of an unknown one, empty evidence.
+
+        sites, tenants: whose keys and agreements the news may need, beyond those that the attempts are known to have.
+        """
         ...
 
     async def save(self, change: Change, mark: Mark | None = None) -> bool:

@@ -70,6 +70,9 @@ def next_revision(ask: AgreeSpec, specs: Sequence[MeterSpec], new_id: SpecId, ag
     if other := next((s for s in specs if s.provider == ask.provider and s.currency != ask.currency), None):
         raise Conflict("metering.currency", f"{ask.provider} settles in {other.currency} ({other.spec}), not in {ask.currency}")
     last = max(same, key=lambda spec: spec.revision, default=None)
+    # Another zone would move the borders of periods that are already on statements: hours would be charged twice, or never.
+    if last and last.time_zone != ask.time_zone:
+        raise Conflict("metering.time_zone", f"{last.spec} settles by {last.time_zone}, not by {ask.time_zone}")
     return MeterSpec(
         spec=last.spec if last else new_id,
         revision=last.revision + 1 if last else 1,
@@ -105,8 +108,8 @@ def _check_parties(ask: AgreeSpec) -> None:
 def _check_terms(ask: AgreeSpec) -> None:
     problem = ""
     seen = {(price.kind, price.model) for price in ask.prices}
-    if not ask.title.strip() or len(ask.title) > 200:
-        problem = "its title has 1 to 200 characters"
+    if not ask.title.strip() or len(ask.title) > 200 or not ask.title.isprintable():
+        problem = "its title has 1 to 200 printable characters"
     elif len(seen) != len(ask.prices) or len(seen) > PRICES:
         problem = f"it names each kind and model once, at most {PRICES}"
     elif any(price.per_hour < 0 or price.per_hour > Decimal(10) ** 9 for price in ask.prices):

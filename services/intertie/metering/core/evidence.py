@@ -88,7 +88,7 @@ class Evidence:
     """The revision that priced what is posted; it stays, whatever is agreed later."""
     settled: Settled | None = None
     lane_through: int = 0
-    """Last metering entry of the attempt's site that was interpreted: tells late from missing."""
+    """Last metering entry of the attempt's site that is here: tells late from missing."""
 
     @property
     def record(self) -> AttemptRecord | None:

@@ -22,6 +22,7 @@ from intertie.metering.core.evidence import Money
 from intertie.rating.money import EXACT
 
 HOLDS = "holds"
+ZERO = Decimal(0)
 
 
 class EntryKind(StrEnum):

@@ -1,0 +1,109 @@
+-- name: attempts_load
+SELECT attempt, revision, snapshot, priced_spec, priced_revision, settled_version, settled_amount, settled_currency, settled_payer,
+       settled_segments, settled_quantity, tenant, site
+FROM attempt WHERE attempt = any($1::text[])
+
+-- name: segments_load
+-- With the open reason of those that wait, in order of arrival.
+SELECT s.number, s.attempt, s.site, s.journal, s.seq, s.digest, s.payload, s.signer, s.signature, s.received_at, s.proven, s.tenant,
+       coalesce(w.reason, '') AS suspense
+FROM segment AS s LEFT JOIN suspense AS w ON w.segment = s.number AND w.released_at IS NULL
+WHERE s.attempt = any($1::text[]) ORDER BY s.number
+
+-- name: balances_load
+SELECT e.attempt, p.account, p.currency, sum(p.amount) AS amount
+FROM entry AS e JOIN posting AS p ON p.entry = e.id
+WHERE e.attempt = any($1::text[]) GROUP BY e.attempt, p.account, p.currency HAVING sum(p.amount) <> 0
+
+-- name: specs_for
+-- Revisions that might price usage of these tenants.
+SELECT record FROM spec_revision WHERE provider = 'platform' AND (consumer = '*' OR consumer = any($1::text[])) ORDER BY spec, revision
+
+-- name: keys_for
+SELECT site, key, revoked FROM site_key WHERE site = any($1::text[])
+
+-- name: lanes_through
+-- Received, and a moment later interpreted or in quarantine.
+SELECT site, ack_through FROM lane_site WHERE lane = 'metering' AND site = any($1::text[])
+
+-- name: attempt_insert
+INSERT INTO attempt (attempt, revision, tenant, job, site, state, version, snapshot, since, until, complete, priced_spec, priced_revision,
+                     settled_version, settled_amount, settled_currency, settled_payer, settled_segments, settled_quantity)
+VALUES ($1, $2::bigint + 1, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19)
+ON CONFLICT (attempt) DO NOTHING
+
+-- name: attempt_update
+-- Only what was decided on this revision.
+UPDATE attempt SET revision = $2::bigint + 1, tenant = $3, job = $4, site = $5, state = $6, version = $7, snapshot = $8, since = $9, until = $10,
+    complete = $11, priced_spec = $12, priced_revision = $13, settled_version = $14, settled_amount = $15, settled_currency = $16,
+    settled_payer = $17, settled_segments = $18, settled_quantity = $19, changed_at = now()
+WHERE attempt = $1 AND revision = $2::bigint
+
+-- name: segment_insert
+INSERT INTO segment (id, digest, site, attempt, journal, seq, phase, device_kind, model, quantity_milli, starts_at, ends_at, payload, signer,
+                     signature, received_at, proven, tenant)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18) RETURNING number
+
+-- name: segment_judged
+UPDATE segment SET proven = $2, tenant = $3 WHERE number = $1
+
+-- name: suspense_release
+-- Close the open reason, unless it is this one.
+UPDATE suspense SET released_at = now() WHERE segment = $1 AND released_at IS NULL AND reason <> $2
+
+-- name: suspense_open
+INSERT INTO suspense (segment, attempt, reason) VALUES ($1, $2, $3) ON CONFLICT (segment) WHERE released_at IS NULL DO NOTHING
+
+-- name: entry_insert
+INSERT INTO entry (attempt, kind, reason, spec, spec_revision, charges) VALUES ($1, $2, $3, $4, $5, $6) RETURNING id
+
+-- name: postings_insert
+INSERT INTO posting (entry, account, currency, amount)
+SELECT $1, * FROM unnest($2::text[], $3::text[], $4::numeric[])
+
+-- name: versions_load
+SELECT attempt, version FROM attempt WHERE attempt = any($1::text[]) AND snapshot IS NOT NULL
+
+-- name: attempts_of_tenant
+SELECT attempt FROM attempt
+WHERE tenant = $1 AND since < $3 AND (until IS NULL OR until >= $2) AND attempt > $4 ORDER BY attempt LIMIT $5
+
+-- name: attempts_every
+SELECT attempt FROM attempt WHERE attempt > $1 ORDER BY attempt LIMIT $2
+
+-- name: attempts_waiting
+SELECT DISTINCT attempt FROM suspense WHERE released_at IS NULL AND reason = any($1::text[]) AND attempt > $2 ORDER BY attempt LIMIT $3
+
+-- name: specs_of
+SELECT record FROM spec_revision WHERE $1 = '' OR provider = $1 OR consumer = $1 OR consumer = '*' ORDER BY agreed_at, spec, revision
+
+-- name: spec_insert
+INSERT INTO spec_revision (spec, revision, provider, consumer, currency, effective_from, record) VALUES ($1, $2, $3, $4, $5, $6, $7)
+ON CONFLICT DO NOTHING
+
+-- name: allowance_put
+INSERT INTO allowance AS a (tenant, version, record) VALUES ($1, 1, $2)
+ON CONFLICT (tenant) DO UPDATE SET version = a.version + 1, record = excluded.record
+RETURNING version
+
+-- name: allowances_load
+SELECT tenant, version, record FROM allowance ORDER BY tenant
+
+-- name: key_put
+-- Only a newer word on the site's keys counts; whether it did is the number of rows.
+INSERT INTO site_key AS k (site, key, revoked, version)
+SELECT $1, $2, $3, $4 WHERE NOT EXISTS (SELECT 1 FROM site_key WHERE site = $1 AND version >= $4)
+ON CONFLICT (site, key) DO UPDATE SET revoked = excluded.revoked, version = excluded.version WHERE k.version < excluded.version
+
+-- name: name_put
+INSERT INTO job_name AS n (job, name, version) VALUES ($1, $2, $3)
+ON CONFLICT (job) DO UPDATE SET name = excluded.name, version = excluded.version WHERE n.version < excluded.version
+
+-- name: names_load
+SELECT job, name FROM job_name WHERE job = any($1::text[])
+
+-- name: totals
+SELECT (SELECT count(*) FROM posting) AS postings,
+       (SELECT coalesce(sum(amount), 0) FROM posting) AS sum,
+       (SELECT count(*) FROM quarantine WHERE lane = 'metering' AND released_at IS NULL) AS quarantined,
+       (SELECT count(*) FROM suspense WHERE released_at IS NULL) AS suspense
