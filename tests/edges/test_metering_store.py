@@ -151,6 +151,18 @@ async def test_usage_that_comes_before_its_attempt_waits_in_suspense_and_is_name
     assert (await edge.check()).suspense_segments == 0
 
 
+async def test_what_runs_now_is_named_as_incomplete_and_what_is_only_offered_is_not(edge: Edge) -> None:
+    offered = await cited(edge)
+    await edge.tell(offered)
+    assert (await edge.statement()).incomplete == []
+    await edge.tell(running(offered))
+    statement = await edge.statement()
+    assert statement.incomplete == [
+        f"{offered.attempt}: still running by the scheduler's record: its last segment comes with its end, from site-a"
+    ]
+    assert [line.amount for line in statement.lines] == [0]
+
+
 async def test_a_missing_segment_is_named_with_who_owes_it(edge: Edge) -> None:
     offered = await cited(edge)
     first, second = parts(offered)

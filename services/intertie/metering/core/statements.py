@@ -7,9 +7,10 @@ from datetime import datetime
 from decimal import Decimal
 
 from intertie.contracts.base import encode
+from intertie.contracts.job import AttemptRecord
 from intertie.contracts.usage import AttemptBook, Statement, StatementLine, WhoPays
 from intertie.ids import JobId, StatementId, TenantName
-from intertie.metering.core.books import never_ran
+from intertie.metering.core.books import ended
 from intertie.metering.core.ledger import add
 from intertie.metering.core.periods import bounds
 from intertie.metering.core.reckon import Reckoning, book_of, part_of
@@ -37,7 +38,7 @@ class Sum:
     def add(self, reckoning: Reckoning) -> None:
         """Take an attempt's part of the period."""
         record = reckoning.evidence.record
-        if never_ran(record) and not reckoning.received:
+        if not reckoning.received and not _may_have_run(record):
             return
         rated, used = part_of(reckoning, self.start, self.end)
         book = book_of(reckoning, rated.charges if rated else [])
@@ -103,3 +104,8 @@ class Sum:
                 return lines, lines[-1].job
             lines.append(line)
         return lines, ""
+
+
+def _may_have_run(record: AttemptRecord | None) -> bool:
+    """Whether an attempt without a segment so far belongs on a statement: it started, or it ended at the site."""
+    return record is not None and (record.started_at is not None or ended(record))
