@@ -193,15 +193,18 @@ class Postgres:
     def query(self, sql: str, *, database: str = ADMIN) -> str:
         """Run SQL as the superuser and return what psql prints (unaligned). Statement and password travel by pipe and environment."""
         target = f"host={HOST} port={self.port} user={ADMIN} dbname={database}"
-        done = subprocess.run(
-            [self.binaries / "psql", "-X", "-q", "-A", "-t", "-v", "ON_ERROR_STOP=1", "-d", target],
-            input=sql.encode(),
-            capture_output=True,
-            cwd="/",
-            env={**_environment(), "PGPASSWORD": self._admin_password, "PGCONNECT_TIMEOUT": "5"},
-            check=False,
-            timeout=60,
-        )
+        try:
+            done = subprocess.run(
+                [self.binaries / "psql", "-X", "-q", "-A", "-t", "-v", "ON_ERROR_STOP=1", "-d", target],
+                input=sql.encode(),
+                capture_output=True,
+                cwd="/",
+                env={**_environment(), "PGPASSWORD": self._admin_password, "PGCONNECT_TIMEOUT": "5"},
+                check=False,
+                timeout=60,
+            )
+        except subprocess.TimeoutExpired as err:
+            raise Unavailable("embedded.sql", f"PostgreSQL on port {self.port} did not answer within {err.timeout:.0f} s") from err
         if done.returncode != 0:
             raise Unavailable("embedded.sql", f"PostgreSQL refused: {_first_line(done.stderr)}")
         return done.stdout.decode().strip()
