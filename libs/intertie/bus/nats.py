@@ -359,7 +359,10 @@ class NatsBus:
                 del self._doubts[name]
                 STREAMS_REMADE.inc(stream=name)
                 LOG.error("a stream stores nothing any more and is deleted, to be filled anew", stream=name, last_seq=last_seq)
-                await jetstream.delete_stream(session, name)
+                try:
+                    await jetstream.delete_stream(session, name)
+                except Unavailable as error:
+                    LOG.error("it could not be deleted", stream=name, reason=error.text, next_step="restart nats-server")
 
     async def last_messages(self, stream: str, subject_filter: str, *, limit: int = 10_000) -> list[Message]:
         session = self._now()
