@@ -31,9 +31,11 @@ from intertie.incident.pg import PACKAGE, PgIncidentStore, Q
 from intertie.incident.store import IncidentStore
 from intertie.store import Database, Violated
 from intertie.store.checks import check_queries
+from intertie.trust.rights import Scope
 
 T0 = datetime(2026, 5, 1, 12, tzinfo=UTC)
 SITE = SiteName("site-a")
+ALL = Scope(everything=True, tenant=None, site=None)
 
 
 @asynccontextmanager
@@ -127,7 +129,7 @@ async def test_an_event_that_comes_twice_is_counted_once(store: IncidentStore) -
 async def test_two_reports_at_once_open_one_incident(store: IncidentStore) -> None:
     found = await asyncio.gather(*(store.fold(report(), now=T0, actor="registry") for _ in range(6)))
     assert len({record.incident for record in found if record is not None}) == 1
-    [record] = await store.find(IncidentsQuery())
+    [record] = await store.find(IncidentsQuery(), ALL)
     assert record.times == 6
 
 
@@ -170,15 +172,25 @@ async def test_incidents_are_listed_newest_first_by_state_and_site(store: Incide
     two = await store.fold(report("k/2", site=None), now=T0, actor="x")
     assert one is not None and two is not None
     await store.change(one.incident, lambda r: core.acknowledge(r, by="ann", now=T0), actor="ann", action="incident.acknowledge")
-    assert [r.key for r in await store.find(IncidentsQuery())] == ["k/2", "k/1"]
-    assert [r.key for r in await store.find(IncidentsQuery(limit=1))] == ["k/2"]
-    assert [r.key for r in await store.find(IncidentsQuery(state=IncidentState.ACKNOWLEDGED))] == ["k/1"]
-    assert [r.key for r in await store.find(IncidentsQuery(site=SITE))] == ["k/1"]
+    assert [r.key for r in await store.find(IncidentsQuery(), ALL)] == ["k/2", "k/1"]
+    assert [r.key for r in await store.find(IncidentsQuery(limit=1), ALL)] == ["k/2"]
+    assert [r.key for r in await store.find(IncidentsQuery(state=IncidentState.ACKNOWLEDGED), ALL)] == ["k/1"]
+    assert [r.key for r in await store.find(IncidentsQuery(site=SITE), ALL)] == ["k/1"]
+
+
+async def test_a_list_is_cut_to_what_the_caller_may_see(store: IncidentStore) -> None:
+    """BR-147: the scope is part of the query, and a limit counts what may be seen."""
+    await store.fold(report("k/1"), now=T0, actor="x")
+    await store.fold(report("k/2", site=SiteName("site-b")), now=T0, actor="x")
+    await store.fold(report("k/3", site=None), now=T0, actor="x")
+    own = Scope(everything=False, tenant=None, site=SITE)
+    assert [r.key for r in await store.find(IncidentsQuery(limit=1), own)] == ["k/1"]
+    assert await store.find(IncidentsQuery(site=SiteName("site-b")), own) == []
 
 
 async def test_a_silent_site_opens_one_incident_and_its_return_marks_it_recovered(store: IncidentStore) -> None:
     await store.apply_site(site(1, Freshness.FRESH), now=T0, meta=meta())
-    assert await store.find(IncidentsQuery()) == []
+    assert await store.find(IncidentsQuery(), ALL) == []
     silent = await store.apply_site(site(3, Freshness.UNKNOWN), now=T0, meta=meta())
     assert silent is not None and silent.recovered_at is None
     back = await store.apply_site(site(4, Freshness.FRESH), now=T0 + timedelta(minutes=9), meta=meta())
@@ -189,7 +201,7 @@ async def test_a_silent_site_opens_one_incident_and_its_return_marks_it_recovere
 async def test_an_older_version_of_a_site_says_nothing(store: IncidentStore) -> None:
     await store.apply_site(site(5, Freshness.FRESH), now=T0, meta=meta())
     assert await store.apply_site(site(4, Freshness.UNKNOWN), now=T0, meta=meta()) is None
-    assert await store.find(IncidentsQuery()) == []
+    assert await store.find(IncidentsQuery(), ALL) == []
 
 
 async def test_a_suspended_pool_makes_its_sites_silence_no_incident_until_it_is_watched_again(store: IncidentStore) -> None:

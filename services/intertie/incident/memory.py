@@ -13,6 +13,7 @@ from intertie.ids import IncidentId, PoolName, SiteName, mint
 from intertie.incident import core
 from intertie.incident.store import RULE, Decide
 from intertie.store import MemoryStore
+from intertie.trust.rights import Scope
 
 
 class MemoryIncidentStore(MemoryStore):
@@ -57,11 +58,11 @@ class MemoryIncidentStore(MemoryStore):
     async def get(self, incident: IncidentId) -> IncidentRecord | None:
         return self.incidents.get(incident)
 
-    async def find(self, query: IncidentsQuery) -> Sequence[IncidentRecord]:
+    async def find(self, query: IncidentsQuery, seen: Scope) -> Sequence[IncidentRecord]:
         found = [
             record
             for _, record in sorted(self.incidents.items(), reverse=True)
-            if query.state in (None, record.state) and query.site in (None, record.site)
+            if query.state in (None, record.state) and query.site in (None, record.site) and seen.covers(record.tenant, record.site)
         ]
         return found[: query.limit]
 

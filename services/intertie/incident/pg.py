@@ -13,6 +13,7 @@ from intertie.ids import IncidentId, SiteName, mint
 from intertie.incident import core
 from intertie.incident.store import RULE, Decide
 from intertie.store import Database, Tx, load_queries
+from intertie.trust.rights import Scope
 
 PACKAGE = "intertie.incident"
 Q = load_queries(PACKAGE)
@@ -56,9 +57,9 @@ class PgIncidentStore:
             row = await tx.one(Q.incident_load, incident)
         return None if row is None else _record(row["record"])
 
-    async def find(self, query: IncidentsQuery) -> Sequence[IncidentRecord]:
+    async def find(self, query: IncidentsQuery, seen: Scope) -> Sequence[IncidentRecord]:
         async with self.db.transaction(read_only=True) as tx:
-            rows = await tx.all(Q.incident_list, query.state, query.site, query.limit)
+            rows = await tx.all(Q.incident_list, query.state, query.site, seen.everything, seen.tenant, seen.site, query.limit)
         return [_record(row["record"]) for row in rows]
 
     async def change(self, incident: IncidentId, decide: Decide, *, actor: str, action: str, reason: str = "") -> IncidentRecord | None:

@@ -18,7 +18,8 @@ INSERT INTO incident (incident, record) VALUES ($1, $2) ON CONFLICT (incident) D
 -- Newest first: ids sort by their making.
 SELECT record FROM incident
 WHERE ($1::text IS NULL OR state = $1) AND ($2::text IS NULL OR site = $2)
-ORDER BY incident DESC LIMIT $3
+    AND ($3::boolean OR tenant = $4::text OR site = $5::text)
+ORDER BY incident DESC LIMIT $6
 
 -- name: site_apply
 -- Nothing is touched unless the version is higher than the one held.

@@ -14,6 +14,7 @@ from intertie.contracts.identity import AuditQuery, AuditRow
 from intertie.contracts.incident import IncidentRecord, IncidentsQuery, ReportIncident
 from intertie.contracts.site import PoolRecord, SiteRecord
 from intertie.ids import IncidentId
+from intertie.trust.rights import Scope
 
 RULE = "rule"
 """The actor of what no person asked for."""
@@ -42,8 +43,8 @@ class IncidentStore(Protocol):
 
     async def get(self, incident: IncidentId) -> IncidentRecord | None: ...
 
-    async def find(self, query: IncidentsQuery) -> Sequence[IncidentRecord]:
-        """Newest first."""
+    async def find(self, query: IncidentsQuery, seen: Scope) -> Sequence[IncidentRecord]:
+        """Newest first; only what `seen` covers, so that a limit counts what the caller may see (BR-147)."""
         ...
 
     async def change(self, incident: IncidentId, decide: Decide, *, actor: str, action: str, reason: str = "") -> IncidentRecord | None:

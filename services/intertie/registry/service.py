@@ -40,12 +40,20 @@ class Registry:
     """One copy of the service. Several may run: each answers and interprets, one judges."""
 
     def __init__(
-        self, store: RegistryStore, lanes: LaneTables, bus: Bus, clock: Clock, *, limits: Limits | None = None, beat_scale: float = 1.0
+        self,
+        store: RegistryStore,
+        lanes: LaneTables,
+        bus: Bus,
+        clock: Clock,
+        *,
+        limits: Limits | None = None,
+        beat_scale: float = 1.0,
+        epoch: int = 1,
     ) -> None:
         self.store, self.lanes, self.clock = store, lanes, clock
         self.limits = limits or Limits().scaled(beat_scale)
         self.beat = Beat("registry-judge", JUDGE_S, scale=beat_scale)
-        self.keeper = LaneKeeper(bus, Lane.REGISTRY, lanes, clock, interpret=self.interpret, on_heard=self.on_heard)
+        self.keeper = LaneKeeper(bus, Lane.REGISTRY, lanes, clock, interpret=self.interpret, on_heard=self.on_heard, epoch=lambda: epoch)
         self.bus = bus
         self._hearings: dict[SiteName, Hearing] = {}
         self._hears_since_s: float | None = None

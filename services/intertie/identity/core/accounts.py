@@ -6,7 +6,7 @@ replaced, and no revocation is dropped, even by an identity that was restored fr
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -51,11 +51,12 @@ def next_iat(now_s: int, *before: int) -> int:
 PRELOAD_HEAD = "# Written by identity: every account of the hub, so that nats-server starts with them even while identity is away.\n"
 
 
-def preload(text: str, accounts: Sequence[tuple[str, str]]) -> str:
-    """A NATS preload file (`PUBLIC: JWT` lines) with `accounts` put in. Lines of accounts that are not ours (system, hub) stay as they are."""
-    lines = dict(
-        (public.strip(), jwt.strip())
-        for public, _, jwt in (line.partition(":") for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#"))
-    )
-    lines.update(accounts)
-    return PRELOAD_HEAD + "".join(f"{public}: {jwt}\n" for public, jwt in sorted(lines.items()))
+def read_preload(text: str) -> dict[str, str]:
+    """A NATS preload file, `PUBLIC: JWT` lines, by account."""
+    lines = (line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#"))
+    return {public.strip(): jwt.strip() for public, _, jwt in (line.partition(":") for line in lines)}
+
+
+def write_preload(lines: Mapping[str, str], ours: Sequence[tuple[str, str]]) -> str:
+    """The file with `ours` put in. Lines of accounts that are not ours (system, hub) stay as they are."""
+    return PRELOAD_HEAD + "".join(f"{public}: {jwt}\n" for public, jwt in sorted({**lines, **dict(ours)}.items()))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import re
 from datetime import datetime, timedelta
 
@@ -11,7 +13,7 @@ from intertie.contracts.base import Instant
 from intertie.contracts.identity import InviteSite, JoinSite, MapAccount, MappingRecord, SiteKeyRecord, TenantRecord
 from intertie.contracts.site import SiteKind
 from intertie.errors import Conflict, NotFound, Refused, Unauthenticated
-from intertie.ids import SiteName, TenantName, name
+from intertie.ids import NAME, SiteName, TenantName, name
 
 # Site keys that were taken away stay named in the account for good; nobody changes keys this often without being an attacker or a loop.
 MOST_REVOKED = 200
@@ -182,6 +184,17 @@ def _with_revoked(known: SiteAccount, key: str) -> list[str]:
             "identity.too_many_keys", f"site {known.site} has had {MOST_REVOKED} signing keys", next_step="let it join under a new name"
         )
     return [*known.revoked_keys, key]
+
+
+def claimed_site(signed: str) -> SiteName | None:
+    """Whose key a site's JWT says it is signed with (its `kid`), believed by nobody until that key has verified it."""
+    head = signed.partition(".")[0]
+    try:
+        said = json.loads(base64.b64decode(head + "=" * (-len(head) % 4), altchars=b"-_", validate=True))
+    except ValueError:
+        return None
+    issuer = said.get("kid") if isinstance(said, dict) else None
+    return SiteName(issuer) if isinstance(issuer, str) and NAME.match(issuer) else None
 
 
 def map_account(request: MapAccount, site: SiteAccount | None, tenant: TenantRecord | None) -> MappingRecord | None:

@@ -1,0 +1,93 @@
+"""The identity process: `python -m intertie.identity`. It has two connections: one as a hub service, one in NATS' system account."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from importlib.metadata import version as package_version
+from pathlib import Path
+
+from intertie.bus import rpc
+from intertie.bus.nats import NatsBus
+from intertie.bus.port import Bus
+from intertie.clock import SystemClock
+from intertie.contracts.identity import Claims
+from intertie.identity.accounts import AccountPusher, Signer, hub_account
+from intertie.identity.bootstrap import ensure_operator
+from intertie.identity.pg import PACKAGE, PgIdentityStore
+from intertie.identity.service import Addresses, Identity
+from intertie.runtime import HubSettings, hub_settings, main, reach, ready, serve
+from intertie.settings import load, read_secret
+from intertie.store import Database, Relay
+from intertie.trust.claims import read_keyset, verify_claims
+from intertie.trust.keys import Key
+
+VERSION = package_version("intertie")
+
+
+class IdentitySettings(HubSettings, frozen=True, kw_only=True):
+    """`INTERTIE_<FIELD>`, beside every hub service's."""
+
+    operator_dir: Path
+    """Folder of `operator.nk` and `hub.nk`."""
+    system_creds: Path
+    """Credentials in NATS' system account."""
+    accounts_file: Path | None = None
+    """NATS' preload file, kept up to date here."""
+    public_url: str = "http://127.0.0.1:8480"
+    """The gateway as sites reach it."""
+    bus_public_urls: list[str] = []
+    """The bus as sites reach it; empty: as we do."""
+
+
+async def open_for_calls(bus: Bus, service: Identity, verifier: rpc.Verifier, settings: HubSettings) -> None:
+    serving = await rpc.serve(bus, "identity", VERSION, service.handlers(), verifier=verifier)
+    try:
+        async with ready(settings.ready_file, "identity"):
+            await asyncio.Event().wait()
+    finally:
+        await serving.close()
+
+
+def identity_settings(environ: Mapping[str, str]) -> IdentitySettings:
+    """`Refused('settings.invalid')` with everything that is wrong."""
+    hub_settings(environ)
+    return load(IdentitySettings, environ)
+
+
+async def run(environ: Mapping[str, str]) -> int:
+    settings = identity_settings(environ)
+    clock, scale = SystemClock(), settings.beat_s
+    keyset = read_keyset(settings.keys_file)
+    key = Key.read(settings.key_file)
+    signer = Signer(Key.read(settings.operator_dir / "operator.nk"), hub_account(settings.operator_dir), clock)
+    addresses = Addresses(settings.bus_public_urls or settings.bus_url, settings.public_url)
+    password = read_secret(settings.database_password_file) if settings.database_password_file else None
+
+    def verified(text: str) -> Claims:
+        return verify_claims(text, keyset, clock.now())
+
+    async with AsyncExitStack() as held:
+        db = await reach("the database", lambda: Database.open(settings.database_url, password=password, schema="identity", clock=clock))
+        held.push_async_callback(db.close)
+        await db.migrate(PACKAGE)
+        store = PgIdentityStore(db)
+        await ensure_operator(store, settings.data_dir, clock.now())
+        where = f"the bus at {', '.join(settings.bus_url)}"
+        bus = await reach(where, lambda: NatsBus.connect(settings.bus_url, name="identity", credentials=settings.bus_creds))
+        held.push_async_callback(bus.close)
+        system = await reach(where, lambda: NatsBus.connect(settings.bus_url, name="system", credentials=settings.system_creds))
+        held.push_async_callback(system.close)
+        pusher = AccountPusher(system, store, signer, clock, accounts_file=settings.accounts_file, beat_scale=scale)
+        service = Identity(store, bus, key, signer, pusher, clock, keyset=keyset, addresses=addresses)
+        return await serve(
+            accounts=pusher.run(),
+            relay=Relay(db, bus, "identity", beat_s=scale, clock=clock).run(),
+            calls=open_for_calls(bus, service, verified, settings),
+        )
+
+
+if __name__ == "__main__":
+    sys.exit(main("identity", run, version=VERSION))

@@ -1,0 +1,67 @@
+"""The registry process: `python -m intertie.registry`."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from importlib.metadata import version as package_version
+
+from intertie.bus import rpc
+from intertie.bus.nats import NatsBus
+from intertie.bus.port import Bus
+from intertie.clock import SystemClock
+from intertie.contracts.identity import Claims
+from intertie.lane.pg import PgLaneTables
+from intertie.registry.pg import PACKAGE, PgRegistryStore
+from intertie.registry.service import Registry
+from intertie.runtime import HubSettings, hub_settings, main, reach, ready, serve
+from intertie.settings import read_secret
+from intertie.store import Database, Relay
+from intertie.trust.claims import read_keyset, verify_claims
+
+VERSION = package_version("intertie")
+
+
+async def open_for_calls(bus: Bus, service: Registry, verifier: rpc.Verifier, settings: HubSettings) -> None:
+    """Answer until cancelled; ready once calls and syncs are heard."""
+    serving = await rpc.serve(bus, "registry", VERSION, service.handlers(), verifier=verifier)
+    try:
+        await service.keeper.listening.wait()
+        async with ready(settings.ready_file, "registry"):
+            await asyncio.Event().wait()
+    finally:
+        await serving.close()
+
+
+async def run(environ: Mapping[str, str]) -> int:
+    settings = hub_settings(environ)
+    clock, scale = SystemClock(), settings.beat_s
+    keyset = read_keyset(settings.keys_file)
+    password = read_secret(settings.database_password_file) if settings.database_password_file else None
+
+    def verified(text: str) -> Claims:
+        return verify_claims(text, keyset, clock.now())
+
+    async with AsyncExitStack() as held:
+        db = await reach("the database", lambda: Database.open(settings.database_url, password=password, schema="registry", clock=clock))
+        held.push_async_callback(db.close)
+        await db.migrate(PACKAGE)
+        epoch = await db.epoch()
+        bus = await reach(
+            f"the bus at {', '.join(settings.bus_url)}",
+            lambda: NatsBus.connect(settings.bus_url, name="registry", credentials=settings.bus_creds),
+        )
+        held.push_async_callback(bus.close)
+        service = Registry(PgRegistryStore(db), PgLaneTables(db), bus, clock, beat_scale=scale, epoch=epoch)
+        return await serve(
+            lane=service.keeper.run(),
+            silence=service.judge_for_ever(),
+            relay=Relay(db, bus, "registry", beat_s=scale, clock=clock).run(),
+            calls=open_for_calls(bus, service, verified, settings),
+        )
+
+
+if __name__ == "__main__":
+    sys.exit(main("registry", run, version=VERSION))
