@@ -160,4 +160,35 @@ TEXTS: Mapping[str, tuple[str, str]] = {
     "cli.ok": ("ok", "正常"),
     "cli.warn": ("warn", "注意"),
     "cli.bad": ("fail", "失败"),
+    "cli.hub_next": ("next: intertie hub up --data {data}", "下一步:intertie hub up --data {data}"),
+    "cli.hub_up": ("{url} is up; the operator's token is in {token}; Ctrl-C stops", "{url} 已启动;运营方令牌在 {token};按 Ctrl-C 停止"),
+    # Quickstart.
+    "quick.title": ("Intertie on {host} · data {data} · {url}", "Intertie · 主机 {host} · 数据目录 {data} · {url}"),
+    "quick.own_user": ("the agent's own user", "接入端自身用户"),
+    "quick.site_gpu": (
+        "site {site}: {gpus}, {slots} CPU slots; jobs run as {account}",
+        "站点 {site}:{gpus},{slots} 个 CPU 槽位;任务以 {account} 身份运行",
+    ),
+    "quick.site_cpu": (
+        "site {site}: no GPU on this machine, honestly; {slots} CPU slots instead; jobs run as {account}",
+        "站点 {site}:本机没有 GPU,以 {slots} 个 CPU 槽位代替;任务以 {account} 身份运行",
+    ),
+    "quick.refused": ("  {name}: refused at submit, it asks for {wanted}", "  {name}:提交时即被拒绝,申请 {wanted}"),
+    "quick.job": ("  {name}: {state} after {ran} at {where}", "  {name}:{state},在 {where} 运行 {ran}"),
+    "quick.result": (
+        "      result {digest}… as it printed; check: sha256sum {path}",
+        "      结果哈希 {digest}… 与任务打印一致;可核对:sha256sum {path}",
+    ),
+    "quick.job_failed": (
+        "      exit {code}; cause: {cause}, who pays for its own fault; last line: {last}",
+        "      退出码 {code};原因:{cause},自身过错由租户承担;日志末行:{last}",
+    ),
+    "quick.failed": ("quickstart stopped: {text} [{code}]", "快速启动中止:{text} [{code}]"),
+    "quick.failed_next": ("next: {step}", "下一步:{step}"),
+    "quick.books": ("The same run of {name} in three books", "{name} 同一次运行的三本账"),
+    "quick.queue_free": ("    queue and preparation: measured, not charged", "    排队与准备:已计量,不计费"),
+    "quick.total": ("Statement of {tenant} for {period}: {total} ({kind})", "{tenant} {period} 账单:{total}({kind})"),
+    "quick.page": ("trace {trace}\npage  {url}", "追踪号 {trace}\n页面   {url}"),
+    "quick.took": ("From start to statement {seconds} s. Next, paste:", "从启动到出账 {seconds} 秒。接下来可粘贴:"),
+    "quick.stays": ("It stays up; Ctrl-C stops it, jobs and data stay.", "服务保持运行;按 Ctrl-C 停止,任务与数据保留。"),
 }

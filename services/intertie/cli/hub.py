@@ -1,0 +1,146 @@
+"""A hub on this machine: `init` makes its folder, `up` runs it in the foreground, `status` says how it is."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from pathlib import Path
+
+import click
+import msgspec
+
+from intertie.cli.client import Client
+from intertie.cli.config import Login
+from intertie.cli.out import json_option, line, note, print_json, table
+from intertie.clock import SystemClock
+from intertie.contracts.http import Health
+from intertie.embedded.hub import HubPorts, HubSettings, default_data_dir, init_hub, open_hub
+from intertie.embedded.process import is_running, read_record
+from intertie.embedded.supervise import HubSupervisor
+from intertie.errors import IntertieError
+from intertie.text import language, say
+
+data_option = click.option(
+    "--data",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=None,
+    help="The hub's folder (default: /var/lib/intertie as root, ~/.local/share/intertie otherwise).",
+)
+
+
+@click.group()
+def hub() -> None:
+    """Run a hub on this machine."""
+
+
+@hub.command()
+@data_option
+@click.option("--title", default="intertie")
+@click.option("--time-zone", default="Asia/Shanghai", help="Settlement time zone: cuts the periods of statements.")
+@click.option("--listen", "gateway_host", default="127.0.0.1", help="Address the gateway listens at.")
+@click.option("--bus-listen", "bus_host", default="127.0.0.1", help="Address the bus listens at; sites elsewhere must reach it.")
+@click.option("--public-url", default="", help="The gateway as sites and people reach it.")
+@click.option("--bus-url", "bus_urls", multiple=True, help="The bus as sites reach it; may be repeated.")
+@click.option("--port", default=8480, type=click.IntRange(1, 65535), help="Gateway port.")
+@click.option("--bus-port", default=4222, type=click.IntRange(1, 65535))
+@click.option("--database-port", default=54329, type=click.IntRange(1, 65535))
+def init(
+    data: Path | None,
+    title: str,
+    time_zone: str,
+    gateway_host: str,
+    bus_host: str,
+    public_url: str,
+    bus_urls: tuple[str, ...],
+    port: int,
+    bus_port: int,
+    database_port: int,
+) -> None:
+    """Make the hub's keys, credentials, passwords and configuration. Repeatable; keys and passwords are never replaced."""
+    folder = data or default_data_dir()
+    settings = HubSettings(
+        title=title,
+        time_zone=time_zone,
+        bus_host=bus_host,
+        gateway_host=gateway_host,
+        public_url=public_url,
+        bus_public_urls=bus_urls,
+        ports=HubPorts(bus=bus_port, database=database_port, gateway=port),
+    )
+    layout = init_hub(folder, SystemClock().now(), settings=settings)
+    line(str(layout.data))
+    note(say("cli.hub_next", language(), data=layout.data))
+
+
+@hub.command()
+@data_option
+def up(data: Path | None) -> None:
+    """Run database, bus and services in the foreground; Ctrl-C stops them in order."""
+    folder = data or default_data_dir()
+    layout = init_hub(folder, SystemClock().now())
+    supervisor = HubSupervisor(layout, say=note)
+    sys.exit(asyncio.run(run_hub(supervisor)))
+
+
+async def run_hub(supervisor: HubSupervisor) -> int:
+    """Start, watch until asked to stop, stop; the exit code."""
+    stopped = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stopped.set)
+    try:
+        for part in await supervisor.start():
+            note(f"{part.name:10} pid {part.pid:<7} {part.ready_s:.2f} s")
+        layout = supervisor.layout
+        note(say("cli.hub_up", language(), url=layout.public_url, token=layout.data / "admin.token"))
+        watching, asked = asyncio.create_task(supervisor.watch()), asyncio.create_task(stopped.wait())
+        await asyncio.wait({watching, asked}, return_when=asyncio.FIRST_COMPLETED)
+        asked.cancel()
+        if watching.done():
+            watching.result()
+        watching.cancel()
+        return 0
+    finally:
+        await supervisor.stop()
+
+
+class PartStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One process of a hub."""
+
+    name: str
+    pid: int | None
+    running: bool
+
+
+class HubStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """A hub on this machine."""
+
+    data: str
+    url: str
+    answers: bool
+    parts: list[PartStatus]
+
+
+@hub.command()
+@data_option
+@json_option
+def status(data: Path | None, as_json: bool) -> None:
+    """Which processes of this machine's hub run, and whether it answers. Leaves with 1 if something is down."""
+    layout = open_hub(data or default_data_dir())
+    parts = []
+    for name in ("postgres", "nats", *layout.services):
+        record = read_record(layout.run, name)
+        running = record is not None and is_running(record.identity)
+        parts.append(PartStatus(name=name, pid=record.pid if record and running else None, running=running))
+    try:
+        answers = Client(Login(url=layout.public_url)).get("/healthz", Health).ok
+    except IntertieError:
+        answers = False
+    told = HubStatus(data=str(layout.data), url=layout.public_url, answers=answers, parts=parts)
+    if as_json:
+        print_json(told)
+    else:
+        table(("PART", "PID", "STATE"), [(p.name, p.pid or "-", "up" if p.running else "down") for p in parts], empty="-")
+        line(f"{told.url}  {'answers' if answers else 'does not answer'}")
+    sys.exit(0 if answers and all(p.running for p in parts) else 1)
