@@ -180,8 +180,8 @@ TEXTS: Mapping[str, tuple[str, str]] = {
         "      结果哈希 {digest}… 与任务打印一致;可核对:sha256sum {path}",
     ),
     "quick.job_failed": (
-        "      exit {code}; cause: {cause}, who pays for its own fault; last line: {last}",
-        "      退出码 {code};原因:{cause},自身过错由租户承担;日志末行:{last}",
+        "      exit {code}; cause: {cause}, so the tenant pays; last line: {last}",
+        "      退出码 {code};原因:{cause},由租户承担;日志末行:{last}",
     ),
     "quick.failed": ("quickstart stopped: {text} [{code}]", "快速启动中止:{text} [{code}]"),
     "quick.failed_next": ("next: {step}", "下一步:{step}"),

@@ -130,10 +130,10 @@ class Quickstart:
 
     async def _show(self, url: str, admin_token: Path) -> None:
         """Tenant, agreement, site, jobs, books, statement."""
-        admin = Client(Login(url=url, token=admin_token.read_text(encoding="ascii").strip()))
+        admin = Client(Login(url=url, token=read_secret_file(admin_token)))
         await asyncio.to_thread(self._prepare, admin)
         await self._join(admin)
-        user = Client(Login(url=url, token=self._token_file.read_text(encoding="ascii").strip()))
+        user = Client(Login(url=url, token=read_secret_file(self._token_file)))
         jobs = [await self._submit(user, spec) for spec in self._specs()]
         self._screen.refused(demo.too_big(), await self._refusal(user))
         for index, job in enumerate(jobs):
@@ -184,7 +184,7 @@ class Quickstart:
         from intertie.cli.agent import join_site
 
         folder = self._data / f"site-{self._site}"
-        if not (folder / "site.json").exists():
+        if not await asyncio.to_thread((folder / "site.json").exists):
             invite = InviteSite(
                 site=self._site, kind=SiteKind.MACHINES, title=socket.gethostname(), owner="this machine", owner_tenant=TENANT
             )
@@ -331,6 +331,10 @@ def token_works(url: str, file: Path) -> bool:
     return True
 
 
+def read_secret_file(file: Path) -> str:
+    return file.read_text(encoding="ascii").strip()
+
+
 def write_secret(file: Path, text: str) -> None:
     """A file that only its owner reads."""
     file.unlink(missing_ok=True)
@@ -341,6 +345,16 @@ def write_secret(file: Path, text: str) -> None:
 
 def agent_environment() -> dict[str, str]:
     """What the agent needs of ours: where programs are, certificates, traces."""
-    passed = ("PATH", "HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "INTERTIE_LANG", "INTERTIE_LOG_LEVEL", "SSL_CERT_FILE")
-    passed += ("OTEL_EXPORTER_OTLP_ENDPOINT", "FAKE_NVML_STATE")
+    passed = [
+        "PATH",
+        "HOME",
+        "LANG",
+        "LC_ALL",
+        "LD_LIBRARY_PATH",
+        "INTERTIE_LANG",
+        "INTERTIE_LOG_LEVEL",
+        "INTERTIE_BEAT_S",
+        "SSL_CERT_FILE",
+    ]
+    passed += ["OTEL_EXPORTER_OTLP_ENDPOINT", "FAKE_NVML_STATE"]
     return {name: os.environ[name] for name in passed if name in os.environ}
