@@ -48,6 +48,8 @@ ENVELOPE_BYTES = 4 * 1024
 SINGLE_BYTES = 3 * BATCH_BYTES
 # The same fault of the same site is said again after this long while it lasts.
 FAULT_AGAIN_S = 600.0
+# A fault not seen for so long is over; less, and two agents that take turns would open and close it at each beat.
+RECOVERED_S = 15.0
 # A site's wall clock this far off is a fault of its own (field case BR-139); no rule depends on it.
 CLOCK_FAULT_S = 30.0
 
@@ -59,6 +61,10 @@ class Settings:
     revision: int
     sealed: Sealed
 
+
+STANDING = (LaneState.FORKED, LaneState.AGENT_RESTORED, LaneState.HUB_RESTORED, LaneState.SUPERSEDED)
+RECOVERING = (*(f"lane.{state.value}" for state in STANDING), "site.clock")
+"""Kinds of fault that a good sync proves to be over."""
 
 Instructions = Callable[[SiteName, InstructionMark], Awaitable[Sequence[Instruction]]]
 """Every instruction of the site that has no answer entry yet, in order of number; the mark is the highest that the site has stored."""
@@ -81,12 +87,22 @@ class _Waiting:
 
 @dataclass
 class _Faults:
-    """Which faults were said lately, so that a beat does not repeat them."""
+    """Which faults were said lately, so that a beat does not repeat them, and which may be over. Kept in memory: after a restart a fault that
+    lasts is said once more, and one that ended meanwhile is closed by a person."""
 
     said: dict[str, float] = field(default_factory=dict)
+    seen: dict[str, float] = field(default_factory=dict)
 
     def due(self, key: str, now_s: float) -> bool:
-        return now_s - self.said.get(key, -FAULT_AGAIN_S) >= FAULT_AGAIN_S
+        self.seen[key] = now_s
+        return key not in self.said or now_s - self.said[key] >= FAULT_AGAIN_S
+
+    def over(self, key: str, now_s: float) -> bool:
+        return key in self.said and now_s - self.seen[key] >= RECOVERED_S
+
+    def forget(self, key: str) -> None:
+        self.said.pop(key, None)
+        self.seen.pop(key, None)
 
 
 class LaneKeeper:
@@ -219,10 +235,7 @@ class LaneKeeper:
                 for waiting in group:
                     await self._commit([waiting])
                 return
-            expected = isinstance(err, Stale)
-            LOG.log(
-                20 if expected else 40, "a sync could not be recorded", lane=self._lane.value, site=group[0].site, exc_info=not expected
-            )
+            await self._unrecorded(group[0].site, err)
             verdicts = [None]
         for waiting, verdict in zip(group, verdicts, strict=True):
             _say(waiting, verdict)
@@ -232,9 +245,9 @@ class LaneKeeper:
         if isinstance(err, Stale):
             LOG.info("a sync could not be recorded", lane=self._lane.value, site=site, code=err.code)
             return
-        LOG.error("a sync could not be recorded", lane=self._lane.value, site=site, exc_info=err)
         text = f"{type(err).__name__}: {err}"
         await self._say_fault(self._report(site, "lane.unrecorded", Severity.CRITICAL, f"A sync of site {site} cannot be recorded", text))
+        LOG.error("a sync could not be recorded", lane=self._lane.value, site=site, exc_info=err)
 
     async def _say_fault(self, report: ReportIncident) -> None:
         """Outside a turn, once per FAULT_AGAIN_S."""
@@ -270,7 +283,7 @@ class LaneKeeper:
         COMMITS.inc(lane=self._lane.value)
         for fault in faults:
             if fault.recovered:
-                self._faults.said.pop(fault.key, None)
+                self._faults.forget(fault.key)
             else:
                 self._faults.said[fault.key] = now_s
         return verdicts
@@ -290,11 +303,8 @@ class LaneKeeper:
                 found.append(self._report(site, "site.clock", Severity.WARNING, f"The clock of site {site} is off", text))
         due = [report for report in found if self._faults.due(report.key, now_s)]
         if verdict.state is LaneState.OK:
-            standing = {report.key for report in found}
-            mine = [key for key in self._faults.said if key.endswith(f"/{site}/{self._lane}") and key not in standing]
-            due += [
-                self._report(site, key.split("/")[0], Severity.INFO, "It is over", "The lane moves again.", recovered=True) for key in mine
-            ]
+            gone = [kind for kind in RECOVERING if self._faults.over(f"{kind}/{site}/{self._lane}", now_s)]
+            due += [self._report(site, kind, Severity.INFO, "It is over", "The lane moves again.", recovered=True) for kind in gone]
         return due
 
     def _report(self, site: SiteName, kind: str, severity: Severity, title: str, text: str, *, recovered: bool = False) -> ReportIncident:

@@ -55,10 +55,15 @@ def out_of_turn(entry: LaneEntry) -> Stale:
 class Turn(Protocol):
     """One transaction over the rows of some sites, committed when its block ends. A site in neither `rows` nor `busy` is new."""
 
-    rows: Mapping[SiteName, SiteRow]
-    """Locked until commit."""
-    busy: frozenset[SiteName]
-    """Locked by somebody else at this moment."""
+    @property
+    def rows(self) -> Mapping[SiteName, SiteRow]:
+        """Locked until commit."""
+        ...
+
+    @property
+    def busy(self) -> frozenset[SiteName]:
+        """Locked by somebody else at this moment."""
+        ...
 
     async def digest(self, site: SiteName, journal: JournalId, seq: int) -> Digest | None:
         """The stored digest of an entry; None if it is not kept here."""
