@@ -194,9 +194,9 @@ def test_only_the_scheduler_asks_sites_and_hears_answers_and_telemetry() -> None
 
 
 @pytest.mark.parametrize("service", SERVICES)
-def test_no_service_may_delete_or_purge_a_stream_or_touch_the_system(service: str) -> None:
+def test_no_service_may_make_another_stream_or_touch_the_system(service: str) -> None:
     for subject in (
-        "$JS.API.STREAM.DELETE.INTERTIE_EVENTS",
+        "$JS.API.STREAM.DELETE.OTHER",
         "$JS.API.STREAM.PURGE.INTERTIE_EVENTS",
         "$JS.API.STREAM.CREATE.OTHER",
         "$JS.API.CONSUMER.DELETE.INTERTIE_EVENTS.x",
@@ -216,3 +216,15 @@ def test_a_service_without_a_row_gets_no_credential() -> None:
     with pytest.raises(Refused) as error:
         nats_jwt.service_user(HUB, "newcomer", USER.public, NOW)
     assert error.value.code == "bus.no_such_service"
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_a_service_cannot_take_what_waits_for_another(service: str) -> None:
+    for other in SERVICES:
+        for subject in (
+            f"$JS.API.CONSUMER.MSG.NEXT.INTERTIE_EVENTS.{other}",
+            f"$JS.API.CONSUMER.CREATE.INTERTIE_EVENTS.{other}",
+            f"$JS.ACK.INTERTIE_EVENTS.{other}.1.2.3.4.5",
+            f"$JS.ACK.hub.hash.INTERTIE_EVENTS.{other}.1.2.3.4.5",
+        ):
+            assert may_publish(service, subject) == (other == service), subject

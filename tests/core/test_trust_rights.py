@@ -33,7 +33,7 @@ quota.set          a  .  .  .  .  .  .
 quota.read         a  t  t  .  a  a  .
 spec.agree         a  .  .  .  .  .  .
 spec.read          a  t  t  s  a  a  .
-statement.read     a  t  t  s  a  .  .
+statement.read     a  t  t  s  a  a  .
 allowance.set      a  .  .  .  .  .  .
 ledger.check       a  .  .  .  a  .  .
 tenant.create      a  .  .  .  .  .  .

@@ -16,10 +16,12 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from tests.edges.conftest import RunningHub, connect, new_hub
 
+from intertie.bus.nats import NatsBus
+from intertie.bus.port import ConsumerSpec, Message, StreamSpec
 from intertie.clock import SystemClock
-from intertie.contracts.base import EVENT_STREAM
+from intertie.contracts.base import EVENT_STREAM, TELEMETRY_STREAM
 from intertie.embedded.hub import init_hub, running_hub_bus
-from intertie.ids import SiteName
+from intertie.ids import SiteName, new_event
 from intertie.trust import nats_jwt
 from intertie.trust.keys import Key
 from intertie.trust.login import FileLogin, SiteLogin
@@ -325,7 +327,8 @@ SERVICE_FORBIDDEN = [
     ("scheduler", "intertie.v1.heads.metering", ""),
     ("scheduler", "intertie.v1.cmd.identity.create_token", ""),
     ("scheduler", "intertie.v1.up.site-a.scheduler.sync", ""),
-    ("scheduler", f"$JS.API.STREAM.DELETE.{EVENT_STREAM}", ""),
+    ("scheduler", f"$JS.API.CONSUMER.MSG.NEXT.{EVENT_STREAM}.metering", ""),
+    ("scheduler", f"$JS.ACK.{EVENT_STREAM}.metering.1.1.1.1.0", ""),
     ("scheduler", f"$JS.API.STREAM.PURGE.{EVENT_STREAM}", ""),
     ("scheduler", "", "intertie.v1.cmd.metering.*"),
     ("scheduler", "", "intertie.v1.up.*.metering.sync"),
@@ -371,15 +374,63 @@ async def test_a_service_can_do_on_the_bus_what_its_row_says_and_no_more(operato
         assert errors == []
 
 
-async def test_a_service_makes_and_uses_the_event_stream_with_its_own_rights(operator_hub: RunningHub) -> None:
-    async with client_of(operator_hub.bus.url, FileLogin(operator_hub.layout.creds_file("scheduler"))) as client:
-        stream = client.jetstream(timeout=5)
-        await stream.add_stream(name=EVENT_STREAM, subjects=["intertie.v1.evt.>"])
-        await stream.publish("intertie.v1.evt.scheduler.job.changed.t.s", b"one", stream=EVENT_STREAM)
-        pull = await stream.pull_subscribe("intertie.v1.evt.>", durable="scheduler", stream=EVENT_STREAM)
-        [message] = await pull.fetch(1, timeout=5)
-        await message.ack_sync(timeout=5)
-        assert (await stream.stream_info(EVENT_STREAM)).state.messages >= 1
+async def test_our_bus_makes_fills_reads_and_remakes_the_streams_with_a_services_own_rights(operator_hub: RunningHub) -> None:
+    """The product's bus, with every JetStream word that it says."""
+    layout = operator_hub.layout
+    bus = await NatsBus.connect([layout.bus_url], name="scheduler", credentials=layout.creds_file("scheduler"))
+    got: list[bytes] = []
+
+    async def take(message: Message) -> None:
+        got.append(message.body)
+
+    async def dead(message: Message, error: BaseException, tries: int) -> None: ...
+
+    try:
+        await bus.ensure_stream(StreamSpec(EVENT_STREAM, ["intertie.v1.evt.>"]))
+        await bus.ensure_stream(StreamSpec(EVENT_STREAM, ["intertie.v1.evt.>"], max_age_s=3600))
+        await bus.ensure_stream(StreamSpec(TELEMETRY_STREAM, ["intertie.v1.tel.gpu.>"], memory=True, max_per_subject=1))
+        assert await bus.last_messages(TELEMETRY_STREAM, "intertie.v1.tel.gpu.*.*") == []
+        consumer = await bus.consume(ConsumerSpec(EVENT_STREAM, "scheduler", ["intertie.v1.evt.>"]), take, dead)
+        await bus.append("intertie.v1.evt.scheduler.job.changed.t.s", b"one", message_id=new_event())
+        await until(lambda: got == [b"one"])
+        async with asyncio.timeout(DEADLINE_S):
+            while json.loads((await bus.request(f"$JS.API.CONSUMER.INFO.{EVENT_STREAM}.scheduler", b"", timeout_s=5)).body)[
+                "num_ack_pending"
+            ]:
+                await asyncio.sleep(0.02)
+        await consumer.close()
+        state = await bus.stream_state(EVENT_STREAM)
+        assert state is not None and state.messages == 1
+    finally:
+        await bus.close()
+
+
+async def test_a_stream_wiped_under_a_running_server_can_be_made_again_by_a_service(short_folder: Path) -> None:
+    layout = await asyncio.to_thread(new_hub, short_folder)
+    spec = StreamSpec(EVENT_STREAM, ["intertie.v1.evt.>"])
+    with running_hub_bus(layout) as server:
+        bus = await NatsBus.connect([layout.bus_url], name="metering", credentials=layout.creds_file("metering"))
+        try:
+            await bus.ensure_stream(spec)
+            await bus.append("intertie.v1.evt.metering.usage.recorded.t.s", b"one", message_id=new_event())
+            await asyncio.to_thread(shutil.rmtree, server.jetstream_folder / "jetstream")
+            answer = await bus.request(f"$JS.API.STREAM.DELETE.{EVENT_STREAM}", b"", timeout_s=5)
+            assert json.loads(answer.body)["type"] == "io.nats.jetstream.api.v1.stream_delete_response"
+            assert (await bus.ensure_stream(spec)).messages == 0
+            await bus.append("intertie.v1.evt.metering.usage.recorded.t.s", b"two", message_id=new_event())
+        finally:
+            await bus.close()
+
+
+async def test_accounts_that_identity_wrote_into_the_preload_file_survive_another_init(short_folder: Path) -> None:
+    layout = await asyncio.to_thread(new_hub, short_folder)
+    hub, site = RunningHub(layout, layout.bus()), Site(SiteName("site-a"))
+    file = layout.nats / "preload.conf"
+    file.write_text(f"# by identity\n{file.read_text(encoding='ascii')}{site.account.public}: {site.jwt(hub)}\n", encoding="ascii")
+    await asyncio.to_thread(init_hub, short_folder, CLOCK.now())
+    with running_hub_bus(layout):
+        async with client_of(layout.bus_url, site.login()) as agent:
+            await settled(agent)
 
 
 async def test_a_service_answers_another_services_query(operator_hub: RunningHub) -> None:

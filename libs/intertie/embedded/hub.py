@@ -52,7 +52,7 @@ class HubSettings(msgspec.Struct, frozen=True, kw_only=True):
     """`hub.toml`: what `hub init` decided."""
 
     title: str = "intertie"
-    time_zone: str = "UTC"
+    time_zone: str = "Asia/Shanghai"
     """IANA name; cuts the periods of statements."""
     bus_host: str = "127.0.0.1"
     """Where nats-server listens; sites on other machines need an address they reach."""

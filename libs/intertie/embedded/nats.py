@@ -90,7 +90,10 @@ def write_config(
     account: Account | None = None,
     name: str = "intertie",
 ) -> Path:
-    """Write `nats.conf` (and `preload.conf` in operator mode) into `folder`; the file's path. Repeatable."""
+    """Write `nats.conf` (and `preload.conf` in operator mode) into `folder`; the file's path. Repeatable.
+
+    Accounts that stand in `preload.conf` beside those given stay there: identity keeps the sites' in it.
+    """
     private_folder(folder, account)
     lines = [
         f'server_name: "{name}"',
@@ -118,11 +121,24 @@ def write_config(
             f'resolver: {{ type: full, dir: "{accounts}", allow_delete: true, interval: "2m" }}',
             "resolver_preload: { include ./preload.conf }",
         ]
-        preload = "".join(f"{public}: {jwt}\n" for public, jwt in sorted(operator.preload.items()))
+        kept = read_preload(folder / "preload.conf")
+        preload = "".join(f"{public}: {jwt}\n" for public, jwt in sorted({**kept, **operator.preload}.items()))
         write_private(folder / "preload.conf", preload.encode(), account)
     config = folder / "nats.conf"
     write_private(config, ("\n".join(lines) + "\n").encode(), account)
     return config
+
+
+def read_preload(file: Path) -> dict[str, str]:
+    """Account → JWT of a preload file (`PUBLIC: JWT` a line, `#` comments); empty if there is none."""
+    try:
+        text = file.read_text(encoding="ascii")
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as err:
+        raise Refused("hub.preload", f"{file} cannot be read: {err}", next_step=f"move {file} away; identity writes it anew") from err
+    pairs = (line.partition(":") for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#"))
+    return {public.strip(): jwt.strip() for public, _, jwt in pairs if jwt.strip()}
 
 
 class Nats:

@@ -52,38 +52,37 @@ class Permissions:
 
 
 def _events(service: str) -> Permissions:
-    """The public record: say its own events, keep its own place in everybody's, and make the stream again after a wipe. No delete."""
+    """The public record: say its own events, and keep its own place (a durable of its own name) in everybody's.
+
+    A stream that was wiped under a running server has to be deleted before it can be made and filled again (`bus.nats`). Any keeper may do
+    so: the stream is nobody's only copy (law 1), and what a thief could wipe comes back from the outboxes.
+    """
     stream = EVENT_STREAM
     return Permissions(
         publish=(
             f"{PREFIX}.evt.{service}.>",
             f"{PREFIX}.heads.{service}",
             "$JS.API.INFO",
-            "$JS.API.STREAM.NAMES",
-            *(f"$JS.API.STREAM.{verb}.{stream}" for verb in ("INFO", "CREATE", "UPDATE")),
-            f"$JS.API.CONSUMER.CREATE.{stream}.>",
-            f"$JS.API.CONSUMER.DURABLE.CREATE.{stream}.*",
-            f"$JS.API.CONSUMER.INFO.{stream}.*",
-            f"$JS.API.CONSUMER.MSG.NEXT.{stream}.*",
-            f"$JS.ACK.{stream}.>",
+            *(f"$JS.API.STREAM.{verb}.{stream}" for verb in ("INFO", "CREATE", "UPDATE", "DELETE")),
+            f"$JS.API.CONSUMER.CREATE.{stream}.{service}",
+            f"$JS.API.CONSUMER.CREATE.{stream}.{service}.>",
+            *(f"$JS.API.CONSUMER.{verb}.{stream}.{service}" for verb in ("INFO", "MSG.NEXT")),
+            # Both forms of an acknowledgement: the newer one names domain and account before the stream.
+            f"$JS.ACK.{stream}.{service}.>",
+            f"$JS.ACK.*.*.{stream}.{service}.>",
         ),
         subscribe=(f"{PREFIX}.heads.>",),
     )
 
 
 def _telemetry() -> Permissions:
-    """The stream of last values: made, read by subject or by a short-lived consumer, never published to by a service."""
+    """The stream of last values: made, read by a short-lived consumer that acknowledges nothing, never published to by a service."""
     stream = TELEMETRY_STREAM
     return Permissions(
         publish=(
-            *(f"$JS.API.STREAM.{verb}.{stream}" for verb in ("INFO", "CREATE", "UPDATE", "MSG.GET")),
-            f"$JS.API.DIRECT.GET.{stream}",
-            f"$JS.API.DIRECT.GET.{stream}.>",
-            f"$JS.API.CONSUMER.CREATE.{stream}",
+            *(f"$JS.API.STREAM.{verb}.{stream}" for verb in ("INFO", "CREATE", "UPDATE")),
             f"$JS.API.CONSUMER.CREATE.{stream}.>",
-            *(f"$JS.API.CONSUMER.{verb}.{stream}.*" for verb in ("INFO", "MSG.NEXT", "DELETE")),
-            f"$JS.ACK.{stream}.>",
-            f"$JS.FC.{stream}.>",
+            *(f"$JS.API.CONSUMER.{verb}.{stream}.*" for verb in ("INFO", "DELETE")),
         ),
         subscribe=(f"{PREFIX}.tel.gpu.>",),
     )

@@ -48,7 +48,7 @@ TABLE: Mapping[str, Mapping[Role, Relation]] = {
     # Money. The platform's side is the operator's; each other party sees its own agreements and statements.
     "spec.agree": {_OPERATOR: _ANY},
     "spec.read": {_OPERATOR: _ANY, _AUDITOR: _ANY, _SERVICE: _ANY, _ADMIN: _TENANT, _USER: _TENANT, _OWNER: _AT_SITE},
-    "statement.read": {_OPERATOR: _ANY, _AUDITOR: _ANY, _ADMIN: _TENANT, _USER: _TENANT, _OWNER: _AT_SITE},
+    "statement.read": {_OPERATOR: _ANY, _AUDITOR: _ANY, _SERVICE: _ANY, _ADMIN: _TENANT, _USER: _TENANT, _OWNER: _AT_SITE},
     "allowance.set": {_OPERATOR: _ANY},
     "ledger.check": {_OPERATOR: _ANY, _AUDITOR: _ANY},
     # People and keys. A tenant's admin and a site's owner manage their own, within `require_grantable`.
