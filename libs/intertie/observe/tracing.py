@@ -153,12 +153,14 @@ def span(
     cleaned = {key: _attribute(key, value) for key, value in (attributes or {}).items()}
     started = _tracer().start_span(name, context=context, attributes=cleaned, links=linked)
     try:
-        with trace.use_span(started, end_on_exit=True, record_exception=False, set_status_on_exception=False):
+        with trace.use_span(started, end_on_exit=False, record_exception=False, set_status_on_exception=False):
             yield started
     except Exception as error:
         # The text of an error may hold anything; its kind and code never do.
         started.set_status(StatusCode.ERROR, str(getattr(error, "code", type(error).__name__)))
         raise
+    finally:
+        started.end()
 
 
 def _attribute(name: str, value: AttributeValue) -> AttributeValue:

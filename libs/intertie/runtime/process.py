@@ -34,11 +34,13 @@ async def serve(**tasks: Coroutine[object, object, object]) -> int:
     """Run named tasks until SIGTERM or SIGINT (0) or until one fails (1, each reason said in one line). A task may end; the others go on."""
     code = 0
     limit: list[asyncio.TimerHandle] = []
+    asked = asyncio.Event()
+    _on_signal(asked.set)
     try:
         async with asyncio.TaskGroup() as group:
             for name, work in tasks.items():
                 group.create_task(work, name=name)
-            group.create_task(_until_asked(limit), name="signals")
+            group.create_task(_until_asked(asked, limit), name="signals")
     except* _Stop:
         LOG.info("stopped", reason="asked to")
     except* Exception as failures:
@@ -49,21 +51,22 @@ async def serve(**tasks: Coroutine[object, object, object]) -> int:
     finally:
         for timer in limit:
             timer.cancel()
+        # From here on a second signal ends the process as it is.
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().remove_signal_handler(number)
     return code
 
 
-async def _until_asked(limit: list[asyncio.TimerHandle]) -> None:
+def _on_signal(do: Callable[[], object]) -> None:
     loop = asyncio.get_running_loop()
-    asked = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, asked.set)
-    try:
-        await asked.wait()
-    finally:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.remove_signal_handler(number)
+        loop.add_signal_handler(number, do)
+
+
+async def _until_asked(asked: asyncio.Event, limit: list[asyncio.TimerHandle]) -> None:
+    await asked.wait()
     # Somebody's `finally` may hang on what is away: do not outlive our welcome.
-    limit.append(loop.call_later(STOP_LIMIT_S, _give_up))
+    limit.append(asyncio.get_running_loop().call_later(STOP_LIMIT_S, _give_up))
     raise _Stop
 
 
@@ -141,7 +144,7 @@ def main(service: str, run: Callable[[Mapping[str, str]], Coroutine[object, obje
     log.setup(service, environ.get("INTERTIE_LOG_LEVEL", "INFO"))
     tracing.setup(service, version=version, environ=environ)
     try:
-        return uvloop.run(run(environ))
+        return uvloop.run(_until_served(run, environ))
     except IntertieError as error:
         LOG.error("not started", code=error.code, reason=error.text, next_step=error.next_step)
         return 1
@@ -152,3 +155,15 @@ def main(service: str, run: Callable[[Mapping[str, str]], Coroutine[object, obje
         return 70
     finally:
         tracing.shutdown()
+
+
+async def _until_served(run: Callable[[Mapping[str, str]], Coroutine[object, object, int]], environ: Mapping[str, str]) -> int:
+    """A signal that comes before `serve` (while a database is waited for) ends the start in order, too."""
+    me = asyncio.current_task()
+    assert me is not None
+    _on_signal(me.cancel)
+    try:
+        return await run(environ)
+    except asyncio.CancelledError:
+        LOG.info("stopped", reason="asked to, while starting")
+        return 0
