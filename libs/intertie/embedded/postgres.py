@@ -184,11 +184,7 @@ class Postgres:
         _check(database)
         if self.query(f"SELECT 1 FROM pg_database WHERE datname = '{database}'") != "1":  # noqa: S608  checked by _check
             self.query(f"CREATE DATABASE {database}")
-        self.query(
-            f"REVOKE ALL ON DATABASE {database} FROM PUBLIC;\nREVOKE ALL ON SCHEMA public FROM PUBLIC;\n"
-            + "\n".join(_role_statements(each, database) for each in roles),
-            database=database,
-        )
+        self.query(role_script(roles, database), database=database)
 
     def query(self, sql: str, *, database: str = ADMIN) -> str:
         """Run SQL as the superuser and return what psql prints (unaligned). Statement and password travel by pipe and environment."""
@@ -308,6 +304,13 @@ def _environment() -> dict[str, str]:
 def _check(name: str) -> None:
     if not _ROLE.match(name):
         raise Refused("embedded.name", f"{name[:80]!r} cannot name a role or database: use a-z, 0-9 and '_'")
+
+
+def role_script(roles: Sequence[RolePassword], database: str = DATABASE) -> str:
+    """The SQL that gives each service its role and schema in `database`; repeatable. It holds passwords."""
+    _check(database)
+    first = f"REVOKE ALL ON DATABASE {database} FROM PUBLIC;\nREVOKE ALL ON SCHEMA public FROM PUBLIC;\n"
+    return first + "\n".join(_role_statements(each, database) for each in roles)
 
 
 def _role_statements(each: RolePassword, database: str) -> str:

@@ -15,7 +15,8 @@ from intertie.cli.config import Login
 from intertie.cli.out import json_option, line, note, print_json, table
 from intertie.clock import SystemClock
 from intertie.contracts.http import Health
-from intertie.embedded.hub import HubPorts, HubSettings, default_data_dir, init_hub, open_hub
+from intertie.embedded.hub import HubLayout, HubPorts, HubSettings, default_data_dir, init_hub, open_hub
+from intertie.embedded.postgres import role_script
 from intertie.embedded.process import is_running, read_record
 from intertie.embedded.supervise import HubSupervisor
 from intertie.errors import IntertieError
@@ -45,6 +46,12 @@ def hub() -> None:
 @click.option("--port", default=8480, type=click.IntRange(1, 65535), help="Gateway port.")
 @click.option("--bus-port", default=4222, type=click.IntRange(1, 65535))
 @click.option("--database-port", default=54329, type=click.IntRange(1, 65535))
+@click.option(
+    "--postgres-init",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=None,
+    help="Also write what a PostgreSQL container needs at its first start; the folder holds passwords.",
+)
 def init(
     data: Path | None,
     title: str,
@@ -56,6 +63,7 @@ def init(
     port: int,
     bus_port: int,
     database_port: int,
+    postgres_init: Path | None,
 ) -> None:
     """Make the hub's keys, credentials, passwords and configuration. Repeatable; keys and passwords are never replaced."""
     folder = data or default_data_dir()
@@ -69,8 +77,18 @@ def init(
         ports=HubPorts(bus=bus_port, database=database_port, gateway=port),
     )
     layout = init_hub(folder, SystemClock().now(), settings=settings)
+    if postgres_init is not None:
+        write_postgres_init(layout, postgres_init)
     line(str(layout.data))
     note(say("cli.hub_next", language(), data=layout.data))
+
+
+def write_postgres_init(layout: HubLayout, folder: Path) -> None:
+    """`initdb.d/10-roles.sql` and `admin-password`, readable by the container's own account: mount the folder nowhere else."""
+    scripts = folder / "initdb.d"
+    scripts.mkdir(parents=True, exist_ok=True)
+    (scripts / "10-roles.sql").write_text(role_script(layout.role_passwords()), encoding="utf-8")
+    (folder / "admin-password").write_text(layout.password_file("admin").read_text(encoding="ascii"), encoding="ascii")
 
 
 @hub.command()
