@@ -20,7 +20,7 @@ from intertie.contracts.base import Contract, encode
 from intertie.contracts.endpoints import Endpoint
 from intertie.contracts.http import SubmitBody, Whoami
 from intertie.contracts.identity import Authenticate, Authenticated, AuthenticateSite
-from intertie.contracts.usage import Statement
+from intertie.contracts.usage import Statement, StatementQuery
 from intertie.errors import (
     Conflict,
     Denied,
@@ -46,6 +46,8 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 BODY_BYTES = 512 * 1024
 # Longer than a service's own database limit (5 s), so that its answer, not our impatience, is what the caller reads.
 CALL_TIMEOUT_S = 8.0
+# A page is up to 512 KiB of lines; this many is some 100,000 jobs in one answer.
+STATEMENT_PAGES = 200
 # Tokens whose claims are remembered until shortly before they end; one entry is some 500 bytes.
 CLAIMS_CACHE = 10_000
 
@@ -202,6 +204,17 @@ class Api:
 
         return handle
 
+    async def _whole_statement(self, query: StatementQuery, claims: str) -> Statement:
+        """All pages of a statement; the bus carries them one by one. `Refused('statement.too_large')` beyond the last page we hold."""
+        pages: list[Statement] = []
+        while len(pages) < STATEMENT_PAGES:
+            page = await rpc.call(self._bus, e.STATEMENT, query, claims=claims, timeout_s=CALL_TIMEOUT_S)
+            pages.append(page)
+            if page.more_after is None:
+                return _joined(pages)
+            query = msgspec.structs.replace(query, after=page.more_after)
+        raise Refused("statement.too_large", f"the statement has more than {STATEMENT_PAGES} pages of jobs")
+
     async def whoami(self, request: web.Request) -> web.Response:
         """Whom the token speaks for."""
         claims = (await self._door.caller(request)).claims
@@ -214,7 +227,7 @@ class Api:
         if form not in ("json", "csv"):
             raise Refused("http.query", f"query parameter format={form[:40]!r} is neither json nor csv")
         query = statement_query(await read_parts(request, who))
-        statement: Statement = await rpc.call(self._bus, e.STATEMENT, query, claims=who.signed, timeout_s=CALL_TIMEOUT_S)
+        statement = await self._whole_statement(query, who.signed)
         if form == "json":
             return json_response(statement)
         text = statement_csv(statement, request.query.get("lang", "en"))
@@ -225,6 +238,11 @@ class Api:
             charset="utf-8",
             headers={"Content-Disposition": f'attachment; filename="{name}"'},
         )
+
+
+def _joined(pages: list[Statement]) -> Statement:
+    """One statement of its pages; every page carries the sums of the whole."""
+    return msgspec.structs.replace(pages[-1], lines=[line for page in pages for line in page.lines], more_after=None)
 
 
 def _dry(route: Route, parts: Parts) -> bool:
