@@ -210,7 +210,7 @@ class Api:
         while len(pages) < STATEMENT_PAGES:
             page = await rpc.call(self._bus, e.STATEMENT, query, claims=claims, timeout_s=CALL_TIMEOUT_S)
             pages.append(page)
-            if page.more_after is None:
+            if not page.more_after:
                 return _joined(pages)
             query = msgspec.structs.replace(query, after=page.more_after)
         raise Refused("statement.too_large", f"the statement has more than {STATEMENT_PAGES} pages of jobs")
@@ -242,7 +242,7 @@ class Api:
 
 def _joined(pages: list[Statement]) -> Statement:
     """One statement of its pages; every page carries the sums of the whole."""
-    return msgspec.structs.replace(pages[-1], lines=[line for page in pages for line in page.lines], more_after=None)
+    return msgspec.structs.replace(pages[-1], lines=[line for page in pages for line in page.lines], more_after="")
 
 
 def _dry(route: Route, parts: Parts) -> bool:
