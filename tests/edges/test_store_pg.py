@@ -9,7 +9,7 @@ from decimal import Decimal
 
 import pytest
 from tests.conftest import PgDatabase
-from tests.edges.store_world import opened
+from tests.edges.store_world import opened, until
 
 from intertie import store as store_package
 from intertie.contracts.base import EventMeta, encode
@@ -217,18 +217,32 @@ async def test_a_caller_cancelled_near_commit_leaves_all_or_nothing(db: Database
     assert things == audits
 
 
-async def test_a_commit_whose_answer_never_comes_is_a_maybe(pg: PgDatabase) -> None:
-    """BR-132: the link breaks at COMMIT; the caller is told to look, not that nothing was done."""
+@pytest.mark.parametrize("broken", [False, True], ids=["no answer", "link broken"])
+async def test_a_commit_whose_answer_never_comes_is_a_maybe(pg: PgDatabase, broken: bool) -> None:
+    """BR-132: nothing is heard of a COMMIT; the caller is told to look, not that nothing was done."""
     async with opened(pg) as db:
+
+        async def write(timeout_s: float) -> None:
+            async with db.transaction(timeout_s=timeout_s) as tx:
+                await tx.run("INSERT INTO slow VALUES (1)")
+
+        async def end_the_committing_session() -> bool:
+            async with db.transaction() as tx:
+                return bool(
+                    await tx.all("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query = 'COMMIT' AND wait_event = 'PgSleep'")
+                )
+
         async with db.transaction() as tx:
             await tx.run("CREATE FUNCTION dawdle() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_sleep(30); RETURN NULL; END $$")
             await tx.run("CREATE TABLE slow (id int)")
             await tx.run(
                 "CREATE CONSTRAINT TRIGGER at_commit AFTER INSERT ON slow DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION dawdle()"
             )
+        writing = asyncio.create_task(write(20 if broken else 0.5))
+        if broken:
+            await until(end_the_committing_session, "the session that commits is ended")
         with pytest.raises(Unavailable) as caught:
-            async with db.transaction(timeout_s=0.5) as tx:
-                await tx.run("INSERT INTO slow VALUES (1)")
+            await writing
         assert caught.value.code == "store.maybe"
         await db.ping()
 

@@ -156,6 +156,17 @@ async def test_a_wiped_stream_is_filled_again_by_itself(store: Store, broker: Me
     assert await on_stream(bus) == 301
 
 
+async def test_a_reconnection_looks_at_the_stream_without_waiting_for_a_beat(store: Store, broker: MemoryBroker, bus: MemoryBus) -> None:
+    relay = Relay(store, bus, "scheduler", beat_s=3_600)
+    async with running(relay.run()):
+        await say(store, "a")
+        await until(lambda: relay.published == 1, "published")
+        bus.cut()
+        broker.wipe()
+        bus.heal()
+        await until(lambda: relay.published == 2, "published again")
+
+
 async def test_a_stream_that_was_wiped_while_the_relay_was_away_is_filled_too(store: Store, broker: MemoryBroker, bus: MemoryBus) -> None:
     first = Relay(store, bus, "scheduler", beat_s=BEAT_S)
     async with running(first.run()):

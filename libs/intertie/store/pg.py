@@ -130,12 +130,13 @@ class Database:
         return database
 
     async def _wait(self, wait_s: float) -> None:
-        deadline = self.clock.monotonic_s() + wait_s
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + wait_s
         while True:
             try:
                 return await self.ping()
             except Unavailable:
-                if self.clock.monotonic_s() >= deadline:
+                if loop.time() >= deadline:
                     raise
                 await asyncio.sleep(0.1)
 

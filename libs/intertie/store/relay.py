@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from intertie.bus.port import Bus, StreamSpec
-from intertie.clock import Clock, SystemClock
 from intertie.contracts.base import PREFIX, Heads, encode
 from intertie.errors import Refused, Stale, Unavailable
 from intertie.observe import log, metrics
@@ -41,15 +40,12 @@ def heads_subject(service: str) -> str:
 class Relay:
     """One service's relay. `run()` never returns; of several processes one at a time does the work."""
 
-    def __init__(
-        self, store: HasOutbox, bus: Bus, service: str, *, stream: StreamSpec = EVENTS, beat_s: float = 1.0, clock: Clock | None = None
-    ) -> None:
+    def __init__(self, store: HasOutbox, bus: Bus, service: str, *, stream: StreamSpec = EVENTS, beat_s: float = 1.0) -> None:
         self._outbox = store.outbox
         self._bus = bus
         self._service = service
         self._stream = stream
         self._beat_s = beat_s
-        self._clock = clock or SystemClock()
         self._look = True
         self._replay = False
         self._heads: Heads | None = None
@@ -84,26 +80,28 @@ class Relay:
         """Fast on hints, and slowly each beat whatever the hints did."""
         mark: StreamMark | None = None
         self._look, self._heads = True, None
-        due, beats = self._clock.monotonic_s(), 0
+        # the loop's own clock, so that under virtual time beats are virtual too
+        now = asyncio.get_running_loop().time
+        due, beats, pruning = now(), 0, False
         while True:
             try:
-                on_beat = self._clock.monotonic_s() >= due
+                on_beat = now() >= due
                 if on_beat:
-                    due, beats = self._clock.monotonic_s() + self._beat_s, beats + 1
+                    due, beats = now() + self._beat_s, beats + 1
                 if on_beat or self._look:
                     mark = await self._compare(leader)
                 more = mark is not None and await self._batch(leader, mark)
                 if on_beat:
                     await self._say_heads()
-                    if beats % PRUNE_EVERY_BEATS == 0:
-                        more = await self._outbox.prune(leader) > 0 or more
+                    if pruning or beats % PRUNE_EVERY_BEATS == 0:
+                        pruning = await self._outbox.prune(leader) > 0
             except Unavailable as err:
                 LOG.warning("the relay waits a beat", service=self._service, code=err.code, text=err.text)
                 mark, self._look = None, True
                 await asyncio.sleep(self._beat_s)
                 continue
             if not more:
-                await self._outbox.hint(max(0.0, due - self._clock.monotonic_s()))
+                await self._outbox.hint(max(0.0, due - now()))
 
     async def _compare(self, leader: Leader) -> StreamMark:
         """The stream as it is against the stream as remembered; a new generation if it was lost."""
