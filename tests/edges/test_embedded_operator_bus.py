@@ -374,6 +374,15 @@ async def test_a_service_can_do_on_the_bus_what_its_row_says_and_no_more(operato
         assert errors == []
 
 
+async def acknowledged(bus: NatsBus, durable: str) -> None:
+    """Everything that was handed out has been acknowledged: the acknowledgement, too, is a publish that must be allowed."""
+    async with asyncio.timeout(DEADLINE_S):
+        pending = 1
+        while pending:
+            answer = await bus.request(f"$JS.API.CONSUMER.INFO.{EVENT_STREAM}.{durable}", b"", timeout_s=5)
+            pending = json.loads(answer.body)["num_ack_pending"]
+
+
 async def test_our_bus_makes_fills_reads_and_remakes_the_streams_with_a_services_own_rights(operator_hub: RunningHub) -> None:
     """The product's bus, with every JetStream word that it says."""
     layout = operator_hub.layout
@@ -393,11 +402,7 @@ async def test_our_bus_makes_fills_reads_and_remakes_the_streams_with_a_services
         consumer = await bus.consume(ConsumerSpec(EVENT_STREAM, "scheduler", ["intertie.v1.evt.>"]), take, dead)
         await bus.append("intertie.v1.evt.scheduler.job.changed.t.s", b"one", message_id=new_event())
         await until(lambda: got == [b"one"])
-        async with asyncio.timeout(DEADLINE_S):
-            while json.loads((await bus.request(f"$JS.API.CONSUMER.INFO.{EVENT_STREAM}.scheduler", b"", timeout_s=5)).body)[
-                "num_ack_pending"
-            ]:
-                await asyncio.sleep(0.02)
+        await acknowledged(bus, "scheduler")
         await consumer.close()
         state = await bus.stream_state(EVENT_STREAM)
         assert state is not None and state.messages == 1

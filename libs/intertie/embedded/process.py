@@ -94,20 +94,23 @@ def account_named(candidates: Iterable[str], *, avoid: Iterable[int] = ()) -> Ac
 
 
 def private_folder(path: Path, account: Account | None = None, mode: int = 0o700) -> Path:
-    """`path` as a folder of `account` (or ours), with exactly this mode."""
-    path.mkdir(parents=True, exist_ok=True)
-    if account is not None and os.geteuid() == 0:
-        os.chown(path, account.uid, account.gid)
-    path.chmod(mode)
+    """`path` as a folder of `account` (or ours), with exactly this mode. Raises as `write_private` does."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        if account is not None and os.geteuid() == 0:
+            os.chown(path, account.uid, account.gid)
+        path.chmod(mode)
+    except OSError as err:
+        raise disk_trouble(err, path) from err
     return path
 
 
 def write_private(path: Path, data: bytes, account: Account | None = None) -> None:
     """Write a 0600 file whole or not at all: a reader never sees half of it, and nobody sees it with wider rights."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.new")
-    temporary.unlink(missing_ok=True)
-    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
+        temporary.unlink(missing_ok=True)
+        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         with os.fdopen(handle, "wb") as file:
             file.write(data)
             file.flush()
@@ -116,7 +119,8 @@ def write_private(path: Path, data: bytes, account: Account | None = None) -> No
                 os.fchown(file.fileno(), account.uid, account.gid)
         temporary.replace(path)
     except OSError as err:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
         raise disk_trouble(err, path) from err
 
 
