@@ -84,7 +84,7 @@ async def run(environ: Mapping[str, str]) -> int:
         service = Identity(store, bus, key, signer, pusher, clock, keyset=keyset, addresses=addresses)
         return await serve(
             accounts=pusher.run(),
-            relay=Relay(db, bus, "identity", beat_s=scale, clock=clock).run(),
+            relay=Relay(db, bus, "identity", beat_s=scale).run(),
             calls=open_for_calls(bus, service, verified, settings),
         )
 

@@ -67,7 +67,7 @@ async def run(environ: Mapping[str, str]) -> int:
         )
         return await serve(
             events=consumer.run(),
-            relay=Relay(db, bus, "incident", beat_s=scale, clock=clock).run(),
+            relay=Relay(db, bus, "incident", beat_s=scale).run(),
             calls=open_for_calls(bus, service, verified, settings),
         )
 

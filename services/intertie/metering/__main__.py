@@ -90,7 +90,7 @@ async def run(environ: Mapping[str, str]) -> int:
             return await serve(
                 lane=lane.run(),
                 events=consumer.run(),
-                relay=Relay(db, bus, "metering", beat_s=scale, clock=clock).run(),
+                relay=Relay(db, bus, "metering", beat_s=scale).run(),
                 suspense=sweep.run(service.reconsider),
                 calls=open_for_calls(bus, service, verified, lane, settings),
             )

@@ -58,7 +58,7 @@ async def run(environ: Mapping[str, str]) -> int:
         return await serve(
             lane=service.keeper.run(),
             silence=service.judge_for_ever(),
-            relay=Relay(db, bus, "registry", beat_s=scale, clock=clock).run(),
+            relay=Relay(db, bus, "registry", beat_s=scale).run(),
             calls=open_for_calls(bus, service, verified, settings),
         )
 
