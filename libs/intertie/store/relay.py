@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from intertie.bus.port import Bus, StreamSpec
+from intertie.clock import Clock
 from intertie.contracts.base import PREFIX, Heads, encode
 from intertie.errors import Refused, Stale, Unavailable
 from intertie.observe import log, metrics
@@ -38,14 +39,20 @@ def heads_subject(service: str) -> str:
 
 
 class Relay:
-    """One service's relay. `run()` never returns; of several processes one at a time does the work."""
+    """One service's relay. `run()` never returns; of several processes one at a time does the work.
 
-    def __init__(self, store: HasOutbox, bus: Bus, service: str, *, stream: StreamSpec = EVENTS, beat_s: float = 1.0) -> None:
+    clock: what beats are measured by; without one the event loop's own, so that under virtual time beats are virtual too.
+    """
+
+    def __init__(
+        self, store: HasOutbox, bus: Bus, service: str, *, stream: StreamSpec = EVENTS, beat_s: float = 1.0, clock: Clock | None = None
+    ) -> None:
         self._outbox = store.outbox
         self._bus = bus
         self._service = service
         self._stream = stream
         self._beat_s = beat_s
+        self._clock = clock
         self._look = True
         self._replay = False
         self._heads: Heads | None = None
@@ -80,8 +87,7 @@ class Relay:
         """Fast on hints, and slowly each beat whatever the hints did."""
         mark: StreamMark | None = None
         self._look, self._heads = True, None
-        # the loop's own clock, so that under virtual time beats are virtual too
-        now = asyncio.get_running_loop().time
+        now = self._clock.monotonic_s if self._clock is not None else asyncio.get_running_loop().time
         due, beats, pruning = now(), 0, False
         while True:
             try:
