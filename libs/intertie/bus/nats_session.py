@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import re
 import secrets
 import ssl
 from collections.abc import Mapping, Sequence
@@ -43,6 +44,8 @@ PAYLOAD_MARGIN = 1024
 
 STATUS = "status"
 NO_RESPONDERS = "503"
+
+_DENIED = re.compile(r'(?i)publish to "([^"]+)"')
 
 NO_HEADERS: Mapping[str, str] = {}
 
@@ -88,6 +91,7 @@ class Session:
         self._errors: list[str] = []
         self._inbox = f"{INBOX}{secrets.token_hex(11)}."
         self._asked: dict[str, asyncio.Future[Message]] = {}
+        self._subjects: dict[str, str] = {}
         self._count = 0
 
     @classmethod
@@ -142,8 +146,17 @@ class Session:
         self._errors = [*self._errors[-3:], text]
         if "permissions violation" in text.lower():
             LOG.warning("the server refuses a subject", server=self.url, reason=text)
+            self._denied(text)
         elif isinstance(error, nats.errors.SlowConsumerError):
             LOG.warning("messages were dropped before they could be taken in", subject=error.subject)
+
+    def _denied(self, text: str) -> None:
+        """Whoever waits for an answer on that subject need not wait out its time. nats-py tells the text in lower case."""
+        found = _DENIED.search(text)
+        for token, subject in self._subjects.items() if found else ():
+            asked = self._asked[token]
+            if found and subject.lower() == found[1].lower() and not asked.done():
+                asked.set_exception(Unavailable("bus.denied", f"this connection may not say {subject}", retry_after_s=5.0))
 
     async def _closed(self) -> None:
         self.lose()
@@ -189,7 +202,7 @@ class Session:
         self._count += 1
         token = str(self._count)
         asked: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
-        self._asked[token] = asked
+        self._asked[token], self._subjects[token] = asked, subject
         try:
             async with asyncio.timeout(timeout_s):
                 await self.publish(subject, body, headers, reply=self._inbox + token)
@@ -197,7 +210,7 @@ class Session:
         except TimeoutError:
             raise Unavailable("bus.timeout", f"no answer from {subject} within {timeout_s:g} s: it may have been done") from None
         finally:
-            del self._asked[token]
+            del self._asked[token], self._subjects[token]
             if asked.done() and not asked.cancelled():
                 asked.exception()
         if not answer.body and answer.headers.get(STATUS) == NO_RESPONDERS:

@@ -95,7 +95,7 @@ class Subscription(Protocol):
 
 class Bus(Protocol):
     """The port. Every wait has a limit; every queue has a size. Methods raise `Unavailable` (`bus.unavailable`, `bus.timeout`,
-    `bus.no_responder`) or `Refused` (`bus.too_large`, `bus.subject`) and nothing else."""
+    `bus.no_responder`, `bus.denied`, `bus.no_stream`) or `Refused` (`bus.too_large`, `bus.subject`) and nothing else."""
 
     async def publish(self, subject: str, body: bytes, headers: Mapping[str, str] | None = None) -> None:
         """Core publish: at most once. Size is checked with headers (`bus.too_large`)."""
