@@ -23,23 +23,27 @@ def agent(arguments: tuple[str, ...]) -> None:
 
 
 def default_site_dir() -> Path:
-    """Where a site's folder is made when none is named."""
-    from intertie.embedded.hub import default_data_dir
-
-    return default_data_dir() / "site"
+    """The agent's own default folder."""
+    return Path("/var/lib/intertie/agent") if os.geteuid() == 0 else Path.home() / ".local/share/intertie/agent"
 
 
-def join_site(hub_url: str, token: str, data: Path | None, profile: Path | None, *, detect: bool, lend: int | None) -> tuple[Joined, Path]:
-    """Join by the agent's own `join`; the token goes by standard input, never by an argument that every process list shows."""
+def join_site(
+    hub_url: str, token: str, data: Path | None, profile: Path | None, *, interconnect: str = "", slots: int | None = None
+) -> tuple[Joined, Path]:
+    """Join by the agent's own `join`, from what it can see unless a profile says more.
+
+    The token goes by the environment, never by an argument that every process list shows.
+    """
     folder = data or default_site_dir()
-    command = [sys.executable, "-m", "intertie.agent", "join", "--hub", hub_url, "--token-file", "-", "--data", str(folder)]
-    command += ["--profile", str(profile)] if profile else []
-    command += ["--detect"] if detect or not profile else []
-    command += ["--lend", str(lend)] if lend is not None else []
-    done = subprocess.run(command, input=token, text=True, capture_output=True, check=False)
+    command = [sys.executable, "-m", "intertie.agent", "join", "--hub", hub_url, "--data", str(folder)]
+    command += ["--profile", str(profile)] if profile else ["--detect"]
+    command += ["--interconnect", interconnect] if interconnect else []
+    command += ["--slots", str(slots)] if slots is not None else []
+    done = subprocess.run(command, env={**os.environ, "INTERTIE_JOIN_TOKEN": token}, text=True, capture_output=True, check=False)
     if done.returncode != 0:
         said = done.stderr.strip().splitlines()
-        raise Refused("cli.join", said[0] if said else f"the agent left with {done.returncode}", next_step=" ".join(said[1:2]))
+        text = said[0].removeprefix("error: ") if said else f"the agent left with {done.returncode}"
+        raise Refused("cli.join", text, next_step=said[1].removeprefix("next: ") if len(said) > 1 else "")
     try:
         return decode((folder / "site.json").read_bytes(), Joined, what=str(folder / "site.json")), folder
     except (OSError, msgspec.MsgspecError) as err:

@@ -189,7 +189,7 @@ class Quickstart:
                 site=self._site, kind=SiteKind.MACHINES, title=socket.gethostname(), owner="this machine", owner_tenant=TENANT
             )
             invited = await asyncio.to_thread(admin.post, "/v1/invitations", Invited, invite)
-            await asyncio.to_thread(join_site, admin.url, invited.token, folder, None, detect=True, lend=None)
+            await asyncio.to_thread(join_site, admin.url, invited.token, folder, None, interconnect="none")
         if self._account:
             path = f"/v1/tenants/{TENANT}/mappings/{self._site}"
             await asyncio.to_thread(admin.put, path, MappingsReply, MappingBody(account=self._account))

@@ -50,13 +50,16 @@ def invite(name: str, kind: str, owner: str, tenant: str, title: str, hours: int
 @click.option("--token-file", type=click.File("r"), required=True, help="The one-time token; `-` reads it from standard input.")
 @click.option("--data", type=click.Path(path_type=Path, file_okay=False), help="The site's folder (keys, journal, jobs).")
 @click.option("--profile", type=click.Path(path_type=Path, dir_okay=False, exists=True), help="What the pool is, as TOML or JSON.")
-@click.option("--detect", is_flag=True, help="Look at this machine and fill in what can be seen.")
-@click.option("--lend", type=click.IntRange(0), help="How many devices are lent at most (default: all).")
-def join(hub_url: str, token_file: TextIO, data: Path | None, profile: Path | None, detect: bool, lend: int | None) -> None:
-    """Join this machine to a hub. Keys are made here and never leave; only their public halves travel."""
+@click.option("--interconnect", default="", help="Between GPUs, which cannot be seen from here: nvlink, pcie, infiniband or none.")
+@click.option("--slots", type=click.IntRange(1), default=None, help="CPU slots to declare (default: the CPUs seen).")
+def join(hub_url: str, token_file: TextIO, data: Path | None, profile: Path | None, interconnect: str, slots: int | None) -> None:
+    """Join this machine to a hub. Keys are made here and never leave; only their public halves travel.
+
+    Without --profile the machine is looked at: GPUs, their memory, CPUs. What is lent, and for which tasks, is the owner's to say in a profile.
+    """
     from intertie.cli.agent import join_site
 
-    joined, folder = join_site(hub_url, token_file.read().strip(), data, profile, detect=detect, lend=lend)
+    joined, folder = join_site(hub_url, token_file.read().strip(), data, profile, interconnect=interconnect, slots=slots)
     note(say("cli.joined", language(), site=joined.site, data=folder))
     line(joined.site)
 
