@@ -19,7 +19,7 @@ from intertie.ids import AttemptId, InstructionId, JobId, JournalId, SessionId, 
 from intertie.lane.keeper import LaneKeeper, SettingsFor
 from intertie.lane.site import SiteLane, listen_for_nudges
 from intertie.lane.tables import LaneEntry, LaneTables
-from intertie.link.journal import InstructionMark, NextSeq
+from intertie.link.journal import InstructionMark, Journal, NextSeq
 from intertie.link.keeper import SiteRow
 from intertie.link.memory import Disk, MemoryJournal
 from intertie.link.site import Exchange, Pace
@@ -49,6 +49,8 @@ class Service:
     marks: list[InstructionMark] = field(default_factory=list)
     hold: Callable[[LaneEntry], Awaitable[None]] | None = None
     """Awaited before an entry is interpreted: a test makes it slow, or raise."""
+    change: Callable[[StoreTx, int], Awaitable[None]] | None = None
+    """The service's own change, in the transaction of the mark."""
 
     async def interpret(self, entry: LaneEntry) -> None:
         if self.hold is not None:
@@ -58,6 +60,8 @@ class Service:
             raise Refused("service.poison", "this entry says what cannot be")
         async with self.store.transaction() as tx:
             await self.tables.mark_interpreted(tx, entry)
+            if self.change is not None:
+                await self.change(tx, revision)
         self.said.setdefault(entry.site, []).append(revision)
 
     async def instructions(self, site: SiteName, mark: InstructionMark) -> Sequence[Instruction]:
@@ -93,10 +97,12 @@ async def kept(
 class Site:
     """An agent's lane over a journal in memory."""
 
-    def __init__(self, bus: Bus, name: SiteName = A, *, disk: Disk | None = None, session: str = "ses-1") -> None:
+    def __init__(
+        self, bus: Bus, name: SiteName = A, *, disk: Disk | None = None, journal: Journal | None = None, session: str = "ses-1"
+    ) -> None:
         self.bus, self.name, self.session = bus, name, session
         self.disk = disk or Disk(JournalId(f"jnl-{name}"))
-        self.journal = MemoryJournal(self.disk)
+        self.journal: Journal = journal or MemoryJournal(self.disk)
         self.taken: list[Instruction] = []
         self.exchanges: list[Exchange] = []
         self.silences: list[bool] = []

@@ -23,6 +23,7 @@ from intertie.ids import JournalId, SessionId, SiteName
 from intertie.lane.keeper import RECOVERED_S, SINGLE_BYTES, LaneKeeper, Settings
 from intertie.lane.memory import MemoryLaneTables
 from intertie.lane.tables import LaneEntry
+from intertie.link.clocks import TRY_S
 from intertie.link.journal import first_digest
 from intertie.store import MemoryStore
 
@@ -331,6 +332,17 @@ async def test_without_its_service_an_answer_still_acknowledges(world: World) ->
     world.service.on_heard = away  # type: ignore[assignment,method-assign]  # the service under test is this function
     async with kept(world.hub, world.service):
         found = await ask(world.account(A), first_sync())
+    assert (found.state, found.instructions) == (LaneState.OK, [])
+
+
+async def test_a_service_that_hangs_does_not_keep_the_answer_past_the_sites_patience(world: World) -> None:
+    async def hangs(*_: object) -> None:
+        await asyncio.get_running_loop().create_future()
+
+    world.service.instructions = hangs  # type: ignore[assignment,method-assign]  # the service under test is this function
+    world.service.on_heard = hangs  # type: ignore[assignment,method-assign]  # the service under test is this function
+    async with kept(world.hub, world.service):
+        found = await ask(world.account(A), first_sync(), timeout_s=TRY_S)
     assert (found.state, found.instructions) == (LaneState.OK, [])
 
 

@@ -42,6 +42,10 @@ GROUP_SYNCS = 256
 GROUP_BYTES = 8 * BATCH_BYTES
 # An answer does not wait longer for what its entries mean; what comes of them later is said by a nudge.
 INTERPRET_WAIT_S = 1.0
+# The site gives up after TRY_S: an answer goes out before, if need be without the parts that the service was too slow for …
+ANSWER_S = TRY_S * 0.8
+# … each of which gets this much in any case.
+PART_S = 0.1
 # All of an answer but instructions and settings.
 ENVELOPE_BYTES = 4 * 1024
 # One instruction above the limit of an answer still travels, alone, up to what NATS carries with its envelope.
@@ -176,7 +180,7 @@ class LaneKeeper:
         self._admit(waiting)
         verdict = await waiting.verdict
         self._count(verdict.state.value if verdict else "unanswered")
-        return await self._answer(sync, verdict) if verdict else None
+        return await self._answer(sync, verdict, waiting.received_s + ANSWER_S) if verdict else None
 
     def _admit(self, waiting: _Waiting) -> None:
         """One waits per site: the latest try, which is the only one that its site still listens for. So no site can crowd out another."""
@@ -314,17 +318,17 @@ class LaneKeeper:
 
     # --- out ---
 
-    async def _answer(self, sync: Sync, verdict: Verdict) -> bytes:
+    async def _answer(self, sync: Sync, verdict: Verdict, by_s: float) -> bytes:
         instructions, settings, more = list[Instruction](), None, False
         row = verdict.row
         if row is not None:
             interpreted = await self._interpreted(row, verdict)
             if self._on_heard is not None:
-                await self._ask("on_heard", self._on_heard(row), None)
+                await self._ask("on_heard", self._on_heard(row), None, by_s)
             if verdict.state is LaneState.OK:
                 if self._settings is not None:
-                    settings = await self._ask("settings", self._settings(sync.site, sync.settings_revision), None)
-                instructions, more = await self._to_say(sync, len(encode(settings.sealed)) if settings else 0)
+                    settings = await self._ask("settings", self._settings(sync.site, sync.settings_revision), None, by_s)
+                instructions, more = await self._to_say(sync, len(encode(settings.sealed)) if settings else 0, by_s)
             if not interpreted:
                 LOG.debug("answered before all was interpreted", lane=self._lane.value, site=sync.site)
         ok = verdict.state is LaneState.OK
@@ -352,12 +356,12 @@ class LaneKeeper:
         self._interpreter.kick(row.site)
         return await self._interpreter.settled(row.site, INTERPRET_WAIT_S)
 
-    async def _to_say(self, sync: Sync, taken_bytes: int) -> tuple[list[Instruction], bool]:
+    async def _to_say(self, sync: Sync, taken_bytes: int, by_s: float) -> tuple[list[Instruction], bool]:
         """Open instructions, as many as fit: first those that the site has not stored, then repeats. True if some were left out."""
         if self._instructions is None:
             return [], False
         mark = InstructionMark(sync.instruction_epoch, sync.instruction_mark)
-        open_ones = await self._ask("instructions", self._instructions(sync.site, mark), ())
+        open_ones = await self._ask("instructions", self._instructions(sync.site, mark), (), by_s)
         new = [one for one in open_ones if (one.epoch, one.number) > (mark.epoch, mark.number)]
         known = [one for one in open_ones if (one.epoch, one.number) <= (mark.epoch, mark.number)]
         room = BATCH_BYTES - ENVELOPE_BYTES - taken_bytes
@@ -380,10 +384,10 @@ class LaneKeeper:
             self._report(site, "lane.instruction_too_large", Severity.CRITICAL, f"An instruction for site {site} is too large", text)
         )
 
-    async def _ask(self, what: str, answer: Awaitable[_T], otherwise: _T) -> _T:
+    async def _ask(self, what: str, answer: Awaitable[_T], otherwise: _T, by_s: float) -> _T:
         """The service's part of an answer. Without it the commit is still acknowledged; the next beat asks again."""
         try:
-            async with asyncio.timeout(INTERPRET_WAIT_S):
+            async with asyncio.timeout(max(PART_S, by_s - self._clock.monotonic_s())):
                 return await answer
         except (IntertieError, TimeoutError, OSError) as err:
             LOG.warning("an answer goes out without a part", lane=self._lane.value, part=what, error=str(err) or type(err).__name__)
