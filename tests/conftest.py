@@ -13,6 +13,7 @@ from __future__ import annotations
 import itertools
 import secrets
 import shutil
+import signal
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -27,6 +28,11 @@ SERVICES = ("registry", "scheduler", "metering", "identity", "incident", "gatewa
 TESTER = "tester"
 
 _numbers = itertools.count(1)
+
+
+def pytest_configure() -> None:
+    """A test run ended by SIGTERM (a time limit) tears its servers down, as one ended by Ctrl-C does."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
 def new_short_folder() -> Path:
