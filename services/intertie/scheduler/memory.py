@@ -11,7 +11,9 @@ from intertie.contracts.base import EventMeta
 from intertie.contracts.job import AttemptRecord, AttemptSnapshot, JobsQuery, JobState, QuotaRecord, SetQuota, StoryLine
 from intertie.contracts.site import DeviceKind
 from intertie.ids import AttemptId, DeviceId, Digest, JobId, PoolName, SiteName, TenantName
+from intertie.observe import tracing
 from intertie.scheduler.core.backoff import BackOff, after_fault
+from intertie.scheduler.core.given import Fact, RoundInput, Used, Waited
 from intertie.scheduler.core.life import is_counted
 from intertie.scheduler.core.orders import Order, due
 from intertie.scheduler.core.rows import Attempt, Change, File, Ignored, Job, JobView, WaitVerdict, job_changed
@@ -20,15 +22,11 @@ from intertie.scheduler.store import (
     VERDICTS_KEPT,
     Decide,
     DecideAttempt,
-    Fact,
     OpenOrder,
     Placement,
-    RoundInput,
     RoundRow,
     Submitted,
     Told,
-    Used,
-    Waited,
     new_first,
 )
 from intertie.store import Leader, MemoryStore, StoreTx
@@ -74,6 +72,10 @@ class MemorySchedulerStore(MemoryStore):
             await tx.emit(job_changed(job, None, job.submitted_by, "submitted", job.submitted_at))
             await tx.audit(actor=job.submitted_by, action="job.submit", target=job.job)
         return Submitted(job, repeated=False)
+
+    async def by_key(self, tenant: TenantName, client_key: str) -> Job | None:
+        found = self.keys.get((tenant, client_key))
+        return self.jobs[found] if found else None
 
     def _inside(self, job: Job, scope: Scope) -> bool:
         return scope.covers(job.tenant, job.site)
@@ -176,9 +178,10 @@ class MemorySchedulerStore(MemoryStore):
         self.jobs[job.job] = job
         if attempt is not None:
             self._save_attempt(attempt, change)
-        for event in (change.job_event, change.attempt_event):
-            if event is not None:
-                await self.emit(event)
+        with tracing.span("scheduler change", parent=job.traceparent or None):
+            for event in (change.job_event, change.attempt_event):
+                if event is not None:
+                    await self.emit(event)
         self.lines[job.job] = (*self.lines[job.job], *change.story)
         if change.forget_env:
             self.envs.pop(job.job, None)

@@ -26,7 +26,9 @@ from intertie.contracts.site import DeviceKind
 from intertie.errors import Stale
 from intertie.ids import AttemptId, Digest, JobId, PoolName, RoundId, SiteName, TenantName
 from intertie.lifecycle import JobEvent
+from intertie.observe import tracing
 from intertie.scheduler.core.backoff import BackOff, after_fault
+from intertie.scheduler.core.given import Fact, RoundInput, Used, Waited
 from intertie.scheduler.core.life import is_counted
 from intertie.scheduler.core.orders import Order, due
 from intertie.scheduler.core.rows import Attempt, Cancel, Change, File, Ignored, Job, JobView, WaitVerdict, job_changed
@@ -36,15 +38,11 @@ from intertie.scheduler.store import (
     VERDICTS_KEPT,
     Decide,
     DecideAttempt,
-    Fact,
     OpenOrder,
     Placement,
-    RoundInput,
     RoundRow,
     Submitted,
     Told,
-    Used,
-    Waited,
     new_first,
 )
 from intertie.store import Database, Leader, StoreTx, Tx, Violated, load_queries
@@ -53,7 +51,8 @@ from intertie.trust.rights import Scope
 if TYPE_CHECKING:
     import asyncpg
 
-Q = load_queries("intertie.scheduler")
+PACKAGE = "intertie.scheduler"
+Q = load_queries(PACKAGE)
 
 # The longest story that one page can be asked for; a job with more has been refused thousands of times.
 STORY_LIMIT = 5_000
@@ -108,6 +107,11 @@ class PgSchedulerStore:
             await tx.emit(job_changed(job, None, job.submitted_by, "submitted", job.submitted_at))
             await tx.audit(actor=job.submitted_by, action="job.submit", target=job.job)
         return Submitted(job, repeated=False)
+
+    async def by_key(self, tenant: TenantName, client_key: str) -> Job | None:
+        async with self.db.transaction(read_only=True) as tx:
+            row = await tx.one(Q.job_by_key, tenant, client_key)
+        return _job(row) if row else None
 
     async def view(self, job: JobId, scope: Scope) -> JobView | None:
         async with self.db.transaction(read_only=True, isolation="repeatable read") as tx:
@@ -315,9 +319,11 @@ async def _save(tx: Tx, change: Change) -> None:
     if attempt is not None:
         await _save_attempt(tx, attempt, change)
         await _number_orders(tx, attempt, cancelled=job.cancel is not None)
-    for event in (change.job_event, change.attempt_event):
-        if event is not None:
-            await tx.emit(event)
+    # The events join the trace of the submit, whoever caused them.
+    with tracing.span("scheduler change", parent=job.traceparent or None):
+        for event in (change.job_event, change.attempt_event):
+            if event is not None:
+                await tx.emit(event)
     for told in change.story:
         await tx.run(Q.story_insert, job.job, encode(told))
     if change.forget_env:

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
 
 from intertie.contracts.base import EventMeta
 from intertie.contracts.identity import AuditQuery, AuditRow
 from intertie.contracts.job import AttemptRecord, AttemptSnapshot, JobsQuery, QuotaRecord, Rejection, SetQuota, StoryLine, WaitReason
-from intertie.contracts.site import DeviceKind
-from intertie.ids import AttemptId, Digest, JobId, PoolName, RoundId, SiteName, TenantName
-from intertie.scheduler.core.backoff import BackOff
+from intertie.ids import AttemptId, Digest, JobId, RoundId, SiteName, TenantName
+from intertie.scheduler.core.given import Fact, RoundInput
 from intertie.scheduler.core.orders import Order
 from intertie.scheduler.core.rows import Attempt, Change, File, Ignored, Job, JobView
 from intertie.store import Leader, StoreTx
@@ -44,38 +43,6 @@ class Submitted:
     job: Job
     repeated: bool
     """The client key was there before; `job` is what it made then."""
-
-
-@dataclass(frozen=True, slots=True)
-class Used:
-    """What ended attempts of a tenant, which the tenant pays, have used in one pool."""
-
-    tenant: TenantName
-    site: SiteName
-    pool: PoolName
-    kind: DeviceKind
-    quantity_milli_us: int
-
-
-@dataclass(frozen=True, slots=True)
-class Waited:
-    """What a job was last told, so that the same is not written again."""
-
-    digest: Digest
-    reason: WaitReason
-    since: datetime
-
-
-@dataclass(frozen=True, slots=True)
-class RoundInput:
-    """What the store knows for one round."""
-
-    queue: Sequence[Job]
-    live: Sequence[Attempt]
-    quotas: Sequence[QuotaRecord] = ()
-    back_offs: Mapping[SiteName, BackOff] = field(default_factory=dict)
-    used: Sequence[Used] = ()
-    waited: Mapping[JobId, Waited] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,17 +93,6 @@ def new_first(orders: Sequence[OpenOrder], mark: tuple[int, int]) -> list[OpenOr
     return sorted(orders, key=lambda o: ((o.epoch, o.number) <= mark, o.epoch, o.number))[:ORDERS_LIMIT]
 
 
-@dataclass(frozen=True, slots=True)
-class Fact:
-    """One entity of another service's, as its keeper last told it."""
-
-    noun: str
-    entity: str
-    version: int
-    body: bytes
-    at: datetime
-
-
 class SchedulerStore(Protocol):
     """All methods raise `Unavailable` when the store is away."""
 
@@ -144,6 +100,10 @@ class SchedulerStore(Protocol):
 
     async def submit(self, job: Job, env: Mapping[str, str], told: StoryLine) -> Submitted:
         """Insert the job unless its tenant has used the client key before."""
+        ...
+
+    async def by_key(self, tenant: TenantName, client_key: str) -> Job | None:
+        """What this key made before."""
         ...
 
     async def view(self, job: JobId, scope: Scope) -> JobView | None: ...

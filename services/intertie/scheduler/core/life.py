@@ -18,6 +18,8 @@ PLANNER = "planner"
 
 # A whole environment travels sealed in the offer, beside the script; larger values belong into the work folder.
 ENV_BYTES = 64 * 1024
+# Script, arguments and the rest: with the environment it must fit one seal (256 KiB) in one offer.
+SPEC_BYTES = 176 * 1024
 
 
 def content_of(job: JobId, spec: JobSpec, env: Mapping[str, str]) -> Digest:
@@ -32,6 +34,11 @@ def check_request(request: SubmitJob) -> None:
             "scheduler.env_names",
             f"spec.env_names {sorted(request.spec.env_names)} are not the names of env {sorted(request.env)}",
             next_step="name in spec.env_names exactly the variables given in env",
+        )
+    asked = len(encode(request.spec))
+    if asked > SPEC_BYTES:
+        raise Refused(
+            "scheduler.spec_too_large", f"the job has {asked} bytes, at most {SPEC_BYTES}", next_step="put the script into the work folder"
         )
     size = sum(len(name.encode()) + len(value.encode()) for name, value in request.env.items())
     if size > ENV_BYTES:

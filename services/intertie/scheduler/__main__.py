@@ -1,0 +1,94 @@
+"""The scheduler process: `python -m intertie.scheduler`."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from importlib.metadata import version as package_version
+from zoneinfo import ZoneInfo
+
+import msgspec
+
+from intertie.bus import rpc
+from intertie.bus.nats import NatsBus
+from intertie.bus.port import Bus
+from intertie.clock import SystemClock
+from intertie.contracts.identity import Claims
+from intertie.errors import Refused
+from intertie.lane.pg import PgLaneTables
+from intertie.runtime import HubSettings, hub_settings, main, reach, ready, serve
+from intertie.scheduler.pg import PACKAGE, PgSchedulerStore
+from intertie.scheduler.wiring import Parts, wire
+from intertie.settings import load, read_secret
+from intertie.store import Database, EventConsumer, Relay
+from intertie.trust.claims import ServiceClaims, read_keyset, verify_claims
+from intertie.trust.keys import Key
+
+VERSION = package_version("intertie")
+
+
+class ZoneSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """`INTERTIE_TIME_ZONE`: the wall clock by which owners' lending windows are read."""
+
+    time_zone: str = "Asia/Shanghai"
+
+
+def lending_zone(environ: Mapping[str, str]) -> ZoneInfo:
+    """`Refused('settings.invalid')` if there is no such zone."""
+    name = load(ZoneSettings, environ).time_zone
+    try:
+        return ZoneInfo(name)
+    except (OSError, ValueError) as err:
+        raise Refused(
+            "settings.invalid", f"INTERTIE_TIME_ZONE: there is no time zone {name!r}", next_step="use a name like Asia/Shanghai"
+        ) from err
+
+
+async def open_for_calls(bus: Bus, parts: Parts, verifier: rpc.Verifier, settings: HubSettings) -> None:
+    """Answer until cancelled; ready once calls and syncs are heard."""
+    serving = await rpc.serve(bus, "scheduler", VERSION, parts.scheduler.handlers(), verifier=verifier)
+    try:
+        await parts.keeper.listening.wait()
+        async with ready(settings.ready_file, "scheduler"):
+            await asyncio.Event().wait()
+    finally:
+        await serving.close()
+
+
+async def run(environ: Mapping[str, str]) -> int:
+    settings, zone = hub_settings(environ), lending_zone(environ)
+    clock, scale = SystemClock(), settings.beat_s
+    keyset, key = read_keyset(settings.keys_file), Key.read(settings.key_file)
+    own = ServiceClaims(key, "scheduler", clock)
+    password = read_secret(settings.database_password_file) if settings.database_password_file else None
+
+    def verified(text: str) -> Claims:
+        return verify_claims(text, keyset, clock.now())
+
+    async with AsyncExitStack() as held:
+        db = await reach("the database", lambda: Database.open(settings.database_url, password=password, schema="scheduler", clock=clock))
+        held.push_async_callback(db.close)
+        await db.migrate(PACKAGE)
+        bus = await reach(
+            f"the bus at {', '.join(settings.bus_url)}",
+            lambda: NatsBus.connect(settings.bus_url, name="scheduler", credentials=settings.bus_creds),
+        )
+        held.push_async_callback(bus.close)
+        parts = await wire(PgSchedulerStore(db), PgLaneTables(db), bus, clock, key, own.signed, zone=zone, scale=scale)
+        consumer = EventConsumer(
+            bus, db, "scheduler", parts.knowledge.handlers(), snapshot=parts.knowledge.snapshots(), beat_s=scale, clock=clock
+        )
+        return await serve(
+            lane=parts.keeper.run(),
+            planner=parts.planner.run(),
+            watch=parts.watch(),
+            events=consumer.run(),
+            relay=Relay(db, bus, "scheduler", beat_s=scale, clock=clock).run(),
+            calls=open_for_calls(bus, parts, verified, settings),
+        )
+
+
+if __name__ == "__main__":
+    sys.exit(main("scheduler", run, version=VERSION))

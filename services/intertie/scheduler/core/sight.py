@@ -1,0 +1,106 @@
+"""What is seen of devices now: live telemetry, and the few things that the hub knows better than a sample that is a beat old.
+
+A sample is live if it was both taken and received within the limit (its time corrected by the lane's clock offset). A stored last value, a
+replayed one, or one from a clock that is wrong makes nothing eligible (LINK D25, field case BR-066).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+
+from intertie.contracts.site import DeviceState, PoolInventory
+from intertie.contracts.telemetry import DeviceSample, NodeSample
+from intertie.ids import DeviceId, PoolName, SiteName
+from intertie.planner import DeviceView
+
+# Five beats: a stalled host misses two or three; what is really lost is told by a sample, not by its absence.
+LIVE_S = 5.0
+# Nodes of one site; a site that says more is not believed further, so that no site can fill the hub's memory.
+NODES_PER_SITE = 4_096
+
+Key = tuple[SiteName, PoolName, DeviceId]
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    sample: DeviceSample
+    node: str
+    sampled: datetime
+    received_s: float
+    """Monotonic clock of this process."""
+
+
+@dataclass(slots=True)
+class Sight:
+    """`*_s` arguments are this process's monotonic clock; `now` and samples are wall clocks, compared after correction."""
+
+    live_s: float = LIVE_S
+    _nodes: dict[tuple[SiteName, str], tuple[int, datetime]] = field(default_factory=dict)
+    _seen: dict[Key, _Seen] = field(default_factory=dict)
+    _freed: dict[Key, float] = field(default_factory=dict)
+    _taken: dict[Key, float] = field(default_factory=dict)
+
+    def observe(self, site: SiteName, sample: NodeSample, received_s: float) -> bool:
+        """Take a node's sample, unless a later one is held; True if the state of a device changed."""
+        held = self._nodes.get((site, sample.node))
+        if held is not None and (sample.sampled, sample.sequence) <= (held[1], held[0]):
+            return False
+        if held is None and sum(1 for known, _ in self._nodes if known == site) >= NODES_PER_SITE:
+            return False
+        self._nodes[(site, sample.node)] = (sample.sequence, sample.sampled)
+        before = {key: seen for key, seen in self._seen.items() if key[0] == site and seen.node == sample.node}
+        after = {(site, d.pool, d.id): _Seen(d, sample.node, sample.sampled, received_s) for d in sample.devices}
+        for key in before.keys() - after.keys():
+            del self._seen[key]
+        self._seen.update(after)
+        return {k: s.sample.state for k, s in before.items()} != {k: s.sample.state for k, s in after.items()}
+
+    def freed(self, keys: Iterable[Key], at_s: float) -> None:
+        """An attempt gave these back, by the site's own word: an older sample that still says `ours` is out of date."""
+        for key in keys:
+            self._freed[key] = at_s
+            self._taken.pop(key, None)
+
+    def taken(self, keys: Iterable[Key], at_s: float) -> None:
+        """The site refused these as busy: an older sample that still says `free` is out of date."""
+        for key in keys:
+            self._taken[key] = at_s
+            self._freed.pop(key, None)
+
+    def devices(
+        self, site: SiteName, pool: PoolName, inventory: PoolInventory | None, *, now: datetime, now_s: float, offset_s: float
+    ) -> tuple[DeviceView, ...]:
+        """The pool's devices as they may be judged now; those that only the inventory knows are not live."""
+        found: dict[DeviceId, DeviceView] = {}
+        for observed in inventory.devices if inventory else ():
+            device = observed.device
+            found[device.id] = DeviceView(device.id, device.kind, observed.state, live=False, node=device.node)
+        for key, seen in self._seen.items():
+            if key[:2] == (site, pool):
+                live = self._is_live(seen, now, now_s, offset_s)
+                found[key[2]] = DeviceView(key[2], seen.sample.kind, self._state(key, seen), live, seen.node)
+        return tuple(found[name] for name in sorted(found))
+
+    def _is_live(self, seen: _Seen, now: datetime, now_s: float, offset_s: float) -> bool:
+        age = now - (seen.sampled + timedelta(seconds=offset_s))
+        return now_s - seen.received_s <= self.live_s and abs(age.total_seconds()) <= self.live_s
+
+    def _state(self, key: Key, seen: _Seen) -> DeviceState:
+        state = seen.sample.state
+        if state is DeviceState.OURS and seen.received_s <= self._freed.get(key, -1.0):
+            return DeviceState.FREE
+        if state is DeviceState.FREE and seen.received_s <= self._taken.get(key, -1.0):
+            return DeviceState.LOCAL
+        return state
+
+    def prune(self, now_s: float) -> None:
+        """Forget what has not been live for long: nodes that are gone."""
+        gone = {key: seen for key, seen in self._seen.items() if now_s - seen.received_s > 60 * self.live_s}
+        for key, seen in gone.items():
+            del self._seen[key]
+            self._nodes.pop((key[0], seen.node), None)
+        for book in (self._freed, self._taken):
+            for key in [key for key, at_s in book.items() if now_s - at_s > 60 * self.live_s]:
+                del book[key]

@@ -1,0 +1,130 @@
+"""What the scheduler knows of others: events and snapshots go to disk first, then into the world that rounds look at."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from intertie.bus import rpc
+from intertie.bus.port import Bus, Message, Subscription
+from intertie.clock import Clock
+from intertie.contracts import endpoints
+from intertie.contracts.base import PREFIX, Empty, EventMeta
+from intertie.contracts.identity import MappingsChanged, SiteKeyChanged
+from intertie.contracts.site import PoolChanged, SiteChanged, SitesQuery
+from intertie.contracts.telemetry import decode_sample
+from intertie.contracts.usage import AllowanceChanged, SpecAgreed
+from intertie.ids import SiteName
+from intertie.scheduler.core.given import Fact
+from intertie.scheduler.core.hearing import Hearing
+from intertie.scheduler.core.sight import Sight
+from intertie.scheduler.core.world import (
+    MAPPINGS,
+    POOL,
+    World,
+    allowance_fact,
+    mappings_fact,
+    pool_fact,
+    site_fact,
+    site_key_fact,
+    spec_fact,
+)
+from intertie.scheduler.store import SchedulerStore
+
+# A snapshot is one answer with everything; it may have to wait for a service that is just starting.
+SNAPSHOT_S = 5.0
+TELEMETRY = f"{PREFIX}.tel.gpu.*.*"
+# Samples of a second from a thousand nodes; older ones are dropped first, and newer ones say the same better.
+TELEMETRY_BACKLOG = 2_000
+# Below this age of the last word, a site whose registry lane alone is late is not called silent. BUILD 5: three lane beats.
+QUIET_S = 15.0
+
+
+class Knowledge:
+    """World, sight and hearing of this process. `changed` is told which sites' settings may differ now (empty: none)."""
+
+    def __init__(
+        self,
+        store: SchedulerStore,
+        bus: Bus,
+        clock: Clock,
+        claims: Callable[[], str],
+        *,
+        world: World,
+        sight: Sight,
+        hearing: Hearing,
+        changed: Callable[[Sequence[SiteName]], Awaitable[None]],
+        quiet_s: float = QUIET_S,
+    ) -> None:
+        self.world, self.sight, self.hearing = world, sight, hearing
+        self._store, self._bus, self._clock, self._claims = store, bus, clock, claims
+        self._changed, self._quiet_s = changed, quiet_s
+
+    async def load(self) -> None:
+        """What was known when this process stopped."""
+        for fact in await self._store.known():
+            self.world.apply(fact)
+
+    def silent_since(self, site: SiteName | None) -> datetime | None:
+        """When a site that is silent now was last heard by anybody here; None while it speaks, or if no site is meant."""
+        if site is None:
+            return None
+        now_s = self._clock.monotonic_s()
+        by_lane = self.hearing.silent_since(site, now_s)
+        if by_lane is not None:
+            return by_lane
+        by_registry = self.world.stale_since(site)
+        if by_registry is None or self.hearing.quiet_for_s(site, now_s) <= self._quiet_s:
+            return None
+        return max(by_registry, self.hearing.last_heard(site) or by_registry)
+
+    # --- events and snapshots ------------------------------------------------------------------------------------------------------------------
+
+    def handlers(self) -> Mapping[type[Any], Callable[[Any, EventMeta], Awaitable[None]]]:
+        """For the consumer: event type → what is done with it."""
+        return {
+            SiteChanged: lambda event, meta: self._learn([site_fact(event.record, meta.time)], meta),
+            PoolChanged: lambda event, meta: self._learn([pool_fact(event.record, meta.time)], meta),
+            MappingsChanged: lambda event, meta: self._learn([mappings_fact(event, meta.time)], meta),
+            SiteKeyChanged: lambda event, meta: self._learn([site_key_fact(event, meta.time)], meta),
+            SpecAgreed: lambda event, meta: self._learn([spec_fact(event, meta.time)], meta),
+            AllowanceChanged: lambda event, meta: self._learn([allowance_fact(event, meta.time)], meta),
+        }
+
+    def snapshots(self) -> Mapping[str, Callable[[], Awaitable[None]]]:
+        """For the consumer: keeper → how to ask for all it has."""
+        return {"registry": self._ask_registry, "identity": self._ask_identity, "metering": self._ask_metering}
+
+    async def _ask_registry(self) -> None:
+        reply = await rpc.call(self._bus, endpoints.SITES, SitesQuery(), claims=self._claims(), timeout_s=SNAPSHOT_S)
+        at = self._clock.now()
+        await self._learn([*(site_fact(site, at) for site in reply.sites), *(pool_fact(pool, at) for pool in reply.pools)])
+
+    async def _ask_identity(self) -> None:
+        reply = await rpc.call(self._bus, endpoints.IDENTITY_SNAPSHOT, Empty(), claims=self._claims(), timeout_s=SNAPSHOT_S)
+        at = self._clock.now()
+        await self._learn([*(mappings_fact(e, at) for e in reply.mappings), *(site_key_fact(e, at) for e in reply.site_keys)])
+
+    async def _ask_metering(self) -> None:
+        reply = await rpc.call(self._bus, endpoints.METERING_SNAPSHOT, Empty(), claims=self._claims(), timeout_s=SNAPSHOT_S)
+        at = self._clock.now()
+        await self._learn([*(spec_fact(e, at) for e in reply.specs), *(allowance_fact(e, at) for e in reply.allowances)])
+
+    async def _learn(self, facts: Sequence[Fact], meta: EventMeta | None = None) -> None:
+        newer = await self._store.learn(facts, meta)
+        for fact in newer:
+            self.world.apply(fact)
+        if newer:
+            await self._changed(sorted({SiteName(f.entity.split("/")[0]) for f in newer if f.noun in (MAPPINGS, POOL)}))
+
+    # --- telemetry -------------------------------------------------------------------------------------------------------------------------------
+
+    async def watch(self) -> Subscription:
+        """Listen to live samples. What a stream still holds is never read: it could make nothing eligible."""
+        return await self._bus.subscribe(TELEMETRY, self._on_sample, workers=1, backlog=TELEMETRY_BACKLOG)
+
+    async def _on_sample(self, message: Message) -> None:
+        site = SiteName(message.subject.split(".")[4])
+        if self.sight.observe(site, decode_sample(message.body), self._clock.monotonic_s()):
+            await self._changed([])

@@ -1,0 +1,208 @@
+"""What people and services ask of the scheduler: load, decide, save. Rights first, then the request itself, then what is known."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from datetime import tzinfo
+from typing import Any
+
+from intertie.bus.rpc import Caller, Serve
+from intertie.clock import Clock
+from intertie.contracts import endpoints
+from intertie.contracts.base import Empty
+from intertie.contracts.endpoints import Endpoint
+from intertie.contracts.identity import AuditQuery, AuditReply
+from intertie.contracts.job import (
+    AttemptsQuery,
+    AttemptsReply,
+    CancelJob,
+    JobQuery,
+    JobRecord,
+    JobsQuery,
+    JobsReply,
+    LogsQuery,
+    QuotasReply,
+    Rejection,
+    SetQuota,
+    Story,
+    SubmitJob,
+    SubmitReply,
+)
+from intertie.contracts.link import AskLog, LogChunk
+from intertie.errors import Conflict, NotFound, Refused
+from intertie.ids import SiteName, new_job
+from intertie.observe import tracing
+from intertie.planner import PoolView, never_fits, suitability
+from intertie.scheduler.asks import Asker
+from intertie.scheduler.core import life
+from intertie.scheduler.core.rows import Change, Job, JobView, record_of
+from intertie.scheduler.core.snapshot import pool_views
+from intertie.scheduler.knowledge import Knowledge
+from intertie.scheduler.rounds import Planner
+from intertie.scheduler.store import SchedulerStore
+from intertie.store import audit_reply
+from intertie.trust import rights
+
+
+class Scheduler:
+    """One handler per endpoint; `handlers()` is what `rpc.serve` takes."""
+
+    def __init__(
+        self,
+        store: SchedulerStore,
+        knowledge: Knowledge,
+        planner: Planner,
+        asker: Asker,
+        clock: Clock,
+        nudge: Callable[[SiteName], Awaitable[None]],
+        *,
+        zone: tzinfo,
+    ) -> None:
+        self._store, self._knowledge, self._planner, self._asker = store, knowledge, planner, asker
+        self._clock, self._nudge, self._zone = clock, nudge, zone
+
+    def handlers(self) -> Mapping[Endpoint[Any, Any], Serve]:
+        return {
+            endpoints.SUBMIT: self.submit,
+            endpoints.CANCEL: self.cancel,
+            endpoints.JOB: self.job,
+            endpoints.JOBS: self.jobs,
+            endpoints.STORY: self.story,
+            endpoints.LOGS: self.logs,
+            endpoints.ATTEMPTS: self.attempts,
+            endpoints.SET_QUOTA: self.set_quota,
+            endpoints.QUOTAS: self.quotas,
+            endpoints.SCHEDULER_AUDIT: self.audit,
+        }
+
+    # --- commands --------------------------------------------------------------------------------------------------------------------------------
+
+    async def submit(self, request: SubmitJob, caller: Caller) -> SubmitReply:
+        """Take a job in, once per client key; refuse at once what no declared pool can ever hold."""
+        rights.require(caller.claims, "job.submit", tenant=request.tenant)
+        life.check_request(request)
+        job = life.new_job(request, new_job(), actor=caller.claims.name, traceparent=tracing.traceparent(), now=self._clock.now())
+        if request.dry_run:
+            return self._dry_run(job)
+        known = await self._store.by_key(request.tenant, request.client_key)
+        if known is None:
+            self._refuse_what_never_fits(job)
+            submitted = await self._store.submit(job, request.env, life.submitted_line(job))
+            if not submitted.repeated:
+                self._planner.hint()
+                return SubmitReply(job=record_of(JobView(submitted.job)))
+            known = submitted.job
+        return await self._again(known, request)
+
+    async def _again(self, known: Job, request: SubmitJob) -> SubmitReply:
+        """The same key again: the same job, if it asks for the same."""
+        if life.content_of(known.job, request.spec, request.env) != known.content:
+            raise Conflict(
+                "scheduler.key_reused",
+                f"client key {request.client_key!r} was used for {known.job}, which asked for something else",
+                next_step="use a new key for a new job",
+                details={"job": known.job},
+            )
+        view = await self._store.view(known.job, rights.Scope(everything=False, tenant=request.tenant, site=None))
+        assert view is not None, "jobs are never deleted"
+        return SubmitReply(job=self._record(view), repeated=True)
+
+    def _pools(self) -> tuple[PoolView, ...]:
+        now, known = self._clock.now(), self._knowledge
+        local = now.astimezone(self._zone).time()
+        return pool_views(known.world, known.sight, known.hearing, {}, now=now, now_s=self._clock.monotonic_s(), local=local)
+
+    def _dry_run(self, job: Job) -> SubmitReply:
+        found = suitability(life.queued(job), self._pools())
+        return SubmitReply(job=None, fits=list(found.fits), rejections=list(found.rejections))
+
+    def _refuse_what_never_fits(self, job: Job) -> None:
+        rejections = never_fits(life.queued(job), self._pools())
+        if not rejections:
+            return
+        missing = "; ".join(f"{r.site}/{r.pool}: {r.text} (needs {r.needed}, has {r.found})" for r in rejections[:8])
+        more = f"; and {len(rejections) - 8} more pools" if len(rejections) > 8 else ""
+        raise Refused(
+            "scheduler.no_site_fits",
+            f"no pool that has joined can ever run this: {missing}{more}"[:3_900],
+            next_step="ask for what a pool has (`intertie site list`), or join a site that has it",
+            details={"rejections": [_plain(r) for r in rejections[:64]]},
+        )
+
+    async def cancel(self, request: CancelJob, caller: Caller) -> JobRecord:
+        """A durable intent; `cancelled` is said when nothing runs any more."""
+        scope = rights.scope(caller.claims, "job.cancel")
+        if caller.claims.tenant is None and not request.reason.strip():
+            raise Refused("scheduler.reason_needed", "who cancels another's job says why", next_step="give a reason")
+        name, now = caller.claims.name, self._clock.now()
+        outcome = await self._store.change(
+            request.job,
+            scope,
+            lambda file: life.cancel(file, actor=name, reason=request.reason, now=now),
+            actor=name,
+            action="job.cancel",
+            reason=request.reason,
+        )
+        if outcome is None:
+            raise rights.not_found()
+        if isinstance(outcome, Change):
+            self._planner.hint()
+            if outcome.attempt is not None:
+                await self._nudge(outcome.attempt.record.site)
+        return await self.job(JobQuery(job=request.job), caller)
+
+    async def set_quota(self, request: SetQuota, caller: Caller) -> QuotasReply:
+        rights.require(caller.claims, "quota.set", tenant=request.tenant)
+        await self._store.set_quota(request, actor=caller.claims.name)
+        self._planner.hint()
+        return QuotasReply(quotas=await self._store.quotas())
+
+    # --- queries ---------------------------------------------------------------------------------------------------------------------------------
+
+    def _record(self, view: JobView) -> JobRecord:
+        return record_of(view, self._knowledge.silent_since(view.job.site))
+
+    async def _view(self, request: JobQuery, caller: Caller, action: str) -> JobView:
+        view = await self._store.view(request.job, rights.scope(caller.claims, action))
+        if view is None:
+            raise rights.not_found()
+        return view
+
+    async def job(self, request: JobQuery, caller: Caller) -> JobRecord:
+        return self._record(await self._view(request, caller, "job.read"))
+
+    async def jobs(self, request: JobsQuery, caller: Caller) -> JobsReply:
+        views, more = await self._store.views(request, rights.scope(caller.claims, "job.read"))
+        return JobsReply(jobs=[self._record(view) for view in views], more=more)
+
+    async def story(self, request: JobQuery, caller: Caller) -> Story:
+        view = await self._view(request, caller, "job.read")
+        lines = await self._store.story(request.job, rights.scope(caller.claims, "job.read"))
+        return Story(job=self._record(view), lines=lines)
+
+    async def logs(self, request: LogsQuery, caller: Caller) -> LogChunk:
+        """Bytes of a log, from the site that has it; the hub keeps only the tail of what ended."""
+        view = await self._view(JobQuery(job=request.job), caller, "job.logs")
+        wanted = [a for a in view.attempts if request.attempt in (None, a.attempt)]
+        if not wanted:
+            raise NotFound("scheduler.no_attempt", "there is no such attempt of this job yet; it has written nothing")
+        attempt = wanted[-1]
+        question = AskLog(attempt=attempt.attempt, offset=request.offset, limit=request.limit)
+        return await self._asker.log(attempt.site, question)
+
+    async def attempts(self, request: AttemptsQuery, caller: Caller) -> AttemptsReply:
+        rights.require(caller.claims, "service.snapshot")
+        found = await self._store.attempts(request.after, request.limit + 1)
+        return AttemptsReply(attempts=found[: request.limit], more=len(found) > request.limit)
+
+    async def quotas(self, _: Empty, caller: Caller) -> QuotasReply:
+        scope = rights.scope(caller.claims, "quota.read")
+        return QuotasReply(quotas=[q for q in await self._store.quotas() if scope.covers(tenant=q.tenant)])
+
+    async def audit(self, request: AuditQuery, caller: Caller) -> AuditReply:
+        rights.require(caller.claims, "audit.read")
+        return await audit_reply(self._store, request)
+
+
+def _plain(rejection: Rejection) -> dict[str, str]:
+    return {name: str(getattr(rejection, name)) for name in ("site", "pool", "rule", "text", "needed", "found")}
