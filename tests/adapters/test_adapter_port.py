@@ -112,7 +112,7 @@ async def test_declared_outputs_are_packed_and_others_stay(adapter: Adapter) -> 
     await adapter.start(work)
     await adapter.ended(work)
     packed = await adapter.pack(work)
-    assert packed is not None and packed[0].files == 1 and packed[1].stat().st_size == packed[0].size
+    assert packed is not None and packed.files == 1 and adapter.result(work.id).stat().st_size == packed.size
 
 
 async def test_outputs_that_do_not_exist_are_none(adapter: Adapter) -> None:

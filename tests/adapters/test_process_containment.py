@@ -341,7 +341,7 @@ async def test_outputs_through_links_out_of_the_folder_are_not_packed(plain: Pro
     await plain.ended(work)
     packed = await plain.pack(work)
     assert packed is not None
-    with tarfile.open(packed[1]) as tar:
+    with tarfile.open(plain.result(work.id)) as tar:
         assert sorted(tar.getnames()) == ["a.txt", "out/c.txt"]
 
 

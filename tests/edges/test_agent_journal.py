@@ -20,7 +20,7 @@ from intertie.contracts.base import decode
 from intertie.contracts.link import EntryBase, Inventory, Lane, SettingsApplied, Settle, Stop
 from intertie.errors import Refused, Unavailable
 from intertie.ids import AttemptId, InstructionId, JobId
-from intertie.link.journal import Batch, NextSeq, first_digest, next_digest
+from intertie.link.journal import Batch, Build, InstructionMark, NextSeq, first_digest, next_digest
 
 AT = datetime(2026, 12, 1, tzinfo=UTC)
 
@@ -32,7 +32,7 @@ async def journal(short_folder: Path) -> AsyncIterator[SqliteJournal]:
     await opened.close()
 
 
-def fact(scheduler: int = 1, registry: int = 0) -> room.Build:
+def fact(scheduler: int = 1, registry: int = 0) -> Build:
     """Entries of one fact for two lanes."""
 
     def build(following: NextSeq) -> Mapping[Lane, Sequence[EntryBase]]:
@@ -147,7 +147,7 @@ async def test_an_instruction_is_new_once_and_again_if_it_was_never_acted_on(jou
 async def test_the_mark_is_the_highest_ever_seen(journal: SqliteJournal) -> None:
     await journal.take([stop(5)])
     await journal.take([stop(3), Settle(id=InstructionId("ins-x"), number=1, epoch=2, attempt=AttemptId("att-1"))])
-    assert await journal.instruction_mark() == room.InstructionMark(2, 1)
+    assert await journal.instruction_mark() == InstructionMark(2, 1)
 
 
 def _run_until_fifty_then_kill(argv: list[str]) -> int:

@@ -49,6 +49,8 @@ class Disk:
     runs: dict[AttemptId, Run] = field(default_factory=dict)
     spent: int = 0
     """Jobs started so far; the next one's pid."""
+    folder: Path | None = None
+    """Where packed results lie; made when the first is packed."""
 
 
 class FakeAdapter:
@@ -160,22 +162,26 @@ class FakeAdapter:
         if (run := self.disk.runs.get(attempt)) is not None:
             run.stop_asked.set()
 
-    async def pack(self, attempt: Attempt) -> tuple[ResultRef, Path] | None:
+    async def pack(self, attempt: Attempt) -> ResultRef | None:
         run = self.disk.runs[attempt.id]
         wanted = [pattern(glob) for glob in attempt.spec.outputs]
         found = {name: data for name, data in sorted(run.files.items()) if any(one.fullmatch(name) for one in wanted)}
         if not found:
             return None
-        target = Path(tempfile.mkdtemp(prefix="fake-")) / "result.tar.gz"
         buffer = io.BytesIO()
         with gzip.GzipFile(fileobj=buffer, mode="wb", mtime=0) as zipped, tarfile.open(fileobj=zipped, mode="w") as tar:
             for name, data in found.items():
                 entry = tarfile.TarInfo(name)
                 entry.size = len(data)
                 tar.addfile(entry, io.BytesIO(data))
-        target.write_bytes(buffer.getvalue())
+        self.result(attempt.id).write_bytes(buffer.getvalue())
         digest = Digest(f"sha256:{hashlib.sha256(buffer.getvalue()).hexdigest()}")
-        return ResultRef(digest=digest, size=len(buffer.getvalue()), files=len(found)), target
+        return ResultRef(digest=digest, size=len(buffer.getvalue()), files=len(found))
+
+    def result(self, attempt: AttemptId) -> Path:
+        if self.disk.folder is None:
+            self.disk.folder = Path(tempfile.mkdtemp(prefix="fake-"))
+        return self.disk.folder / f"{attempt}.tar.gz"
 
     async def log(self, attempt: AttemptId, offset: int, limit: int) -> Chunk:
         run = self.disk.runs.get(attempt)

@@ -70,8 +70,12 @@ class Adapter(Protocol):
         """Ask for its end; returns at once. Final."""
         ...
 
-    async def pack(self, attempt: Attempt) -> tuple[ResultRef, Path] | None:
-        """The declared outputs of ended work, packed and kept until `forget`; None if nothing matched. `Refused` if it cannot be packed."""
+    async def pack(self, attempt: Attempt) -> ResultRef | None:
+        """The declared outputs of ended work, packed and kept at `result`; None if nothing matched. `Refused` if it cannot be packed."""
+        ...
+
+    def result(self, attempt: AttemptId) -> Path:
+        """Where `pack` left its file; kept until `forget`."""
         ...
 
     async def log(self, attempt: AttemptId, offset: int, limit: int) -> Chunk:

@@ -373,17 +373,19 @@ class ProcessAdapter:
 
     # --- what it leaves ---
 
-    async def pack(self, attempt: Attempt) -> tuple[ResultRef, Path] | None:
+    async def pack(self, attempt: Attempt) -> ResultRef | None:
         if not attempt.spec.outputs or attempt.local is not None:
             return None
         home = self.home(attempt.id)
-        target = home / "result.tar.gz"
         who = self._account(attempt)
+        owner = who.uid if who else None
         try:
-            found = await asyncio.to_thread(pack_outputs, home / "work", attempt.spec.outputs, target, who.uid if who else None)
+            return await asyncio.to_thread(pack_outputs, home / "work", attempt.spec.outputs, self.result(attempt.id), owner)
         except OSError as err:
             raise Refused("agent.outputs", f"the outputs of {attempt.id} cannot be packed: {err}") from err
-        return (found, target) if found is not None else None
+
+    def result(self, attempt: AttemptId) -> Path:
+        return self.home(attempt) / "result.tar.gz"
 
     async def log(self, attempt: AttemptId, offset: int, limit: int) -> Chunk:
         def read() -> Chunk:

@@ -113,6 +113,8 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     """When the sync was sent that brought the offer."""
     start_within_s: int = 30
     start_by_s: int = 600
+    claim_seq: int = 0
+    """Number of the `claimed` entry: a go stands only if the answer that brought it acknowledges this."""
     go_boot_s: float | None = None
     stop: StopAsked | None = None
     refusal: Failing | None = None

@@ -1,0 +1,91 @@
+"""`intertie-agent join …` and `intertie-agent run …`: the process beside a site's cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Coroutine, Mapping
+from pathlib import Path
+
+import click
+
+from intertie.agent.config import VERSION, Folder
+from intertie.contracts.site import PoolProfile
+from intertie.errors import IntertieError, Unavailable
+
+
+def default_data() -> Path:
+    """Root's lies where jobs of other accounts can pass."""
+    return Path("/var/lib/intertie/agent") if os.geteuid() == 0 else Path.home() / ".local/share/intertie/agent"
+
+
+DATA = click.option(
+    "--data",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=default_data,
+    show_default="/var/lib/intertie/agent",
+    help="Data folder.",
+)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(VERSION, prog_name="intertie-agent")
+def cli() -> None:
+    """The agent beside a site's machines: runs federation jobs and the owner's own, meters them, and works alone when the hub is away."""
+
+
+@cli.command()
+@DATA
+def run(data: Path) -> None:
+    """Run until SIGTERM. Jobs outlive it: the next agent adopts them."""
+    from intertie.agent import service
+    from intertie.runtime import main as run_main
+
+    def started(environ: Mapping[str, str]) -> Coroutine[object, object, int]:
+        return service.run(data.resolve(), environ)
+
+    sys.exit(run_main("agent", started, version=VERSION))
+
+
+@cli.command()
+@DATA
+@click.option("--hub", required=True, metavar="URL", help="Address of the hub's gateway.")
+@click.option("--token", required=True, envvar="INTERTIE_JOIN_TOKEN", help="One-time token of the invitation (or INTERTIE_JOIN_TOKEN).")
+@click.option("--profile", type=click.Path(path_type=Path, exists=True, dir_okay=False), help="Declared pools, TOML or JSON.")
+@click.option("--detect", "look", is_flag=True, help="Declare what can be seen here: GPUs and CPU slots.")
+@click.option("--interconnect", default="", help="With --detect and GPUs: nvlink, pcie, infiniband or none.")
+@click.option("--slots", type=click.IntRange(min=1), help="With --detect: CPU slots to declare (default: CPUs).")
+def join(data: Path, hub: str, token: str, profile: Path | None, look: bool, interconnect: str, slots: int | None) -> None:
+    """Join a hub with a one-time token. Keys are made here and never leave."""
+    if (profile is None) == (not look):
+        raise click.UsageError("say what the site has: --profile FILE, or --detect")
+    try:
+        joined = asyncio.run(_join(data.resolve(), hub, token, profile, interconnect, slots))
+    except IntertieError as err:
+        click.echo(f"error: {err.text} [{err.code}]", err=True)
+        if err.next_step:
+            click.echo(f"next: {err.next_step}", err=True)
+        sys.exit(5 if isinstance(err, Unavailable) else 1)
+    click.echo(f"joined as {joined}; start it with: intertie-agent run --data {data}")
+
+
+async def _join(data: Path, hub: str, token: str, profile: Path | None, interconnect: str, slots: int | None) -> str:
+    from intertie.agent import join as room
+
+    profiles: list[PoolProfile]
+    if profile is not None:
+        profiles = room.read_profiles(profile)
+    else:
+        profiles = await room.detect(interconnect=interconnect)
+        if slots is not None:
+            profiles = [one if one.accelerator != "none" else room.slots_pool(slots) for one in profiles]
+    return (await room.join(Folder(data), hub=hub, token=token, profiles=profiles)).site
+
+
+def main() -> None:
+    cli(prog_name="intertie-agent")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,286 @@
+"""One attempt's course from the go to the delivered result: stage, start, see it end, tell it, bring its outputs home.
+
+Every step may be the first one of a process that was just started again: it looks at what is there before it does anything. What has
+happened is recorded however long the disk refuses; what has not happened is never said.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from intertie.agent.adapters.port import Presence
+from intertie.agent.books import save
+from intertie.agent.core import attempts as life
+from intertie.agent.core import logs, usage
+from intertie.agent.core.model import Attempt, EndedRecord, Failing, StartedRecord, State, with_state
+from intertie.contracts.base import encode
+from intertie.contracts.job import ResultRef
+from intertie.contracts.link import Ended, EntryBase, Lane, ResultStored, SegmentClosed, Staging, Started
+from intertie.errors import Refused, Unavailable
+from intertie.ids import AttemptId, SegmentId, mint
+from intertie.link.journal import Build, NextSeq
+from intertie.observe import log
+from intertie.trust.seal import seal
+
+if TYPE_CHECKING:
+    from intertie.agent.site import Site
+
+LOG = log.get("agent.course")
+
+# Enough of the log's end for a line that says why; the whole of it is asked for by offset.
+TAIL_BYTES = 2_000
+# Between tries of a transfer: soon back when the hub returns, no burden while it is away for a week.
+FIRST_PAUSE_S, LAST_PAUSE_S = 0.5, 60.0
+
+
+class Course:
+    def __init__(self, site: Site, attempt: AttemptId) -> None:
+        self.site, self.id = site, attempt
+
+    @property
+    def attempt(self) -> Attempt:
+        return self.site.books.attempts[self.id]
+
+    async def run(self) -> None:
+        if self.attempt.state is State.STAGING:
+            await self._stage_and_start()
+        if self.attempt.state is State.RUNNING:
+            await self._follow()
+        await self._deliver()
+
+    # --- until it runs ---
+
+    async def _stage_and_start(self) -> None:
+        try:
+            if await self.site.adapter.presence(self.id) is not Presence.BEGUN:
+                await self._stage()
+            if self.attempt.state is not State.STAGING:
+                return  # A stop came meanwhile, and made sure that nothing can start.
+            begun = await self.site.adapter.start(self.attempt)
+        except (Refused, Unavailable) as err:
+            await self._not_started(Failing(code=err.code.removeprefix("agent."), text=err.text, fault=True))
+            return
+        if self.attempt.state is not State.STAGING:
+            return
+        if isinstance(begun, life.Exit):
+            await self._not_started(Failing(code="not_startable", text=f"{begun.refused_file}: {begun.refused_text}"[:1000], fault=True))
+            return
+        await self._started(begun)
+
+    async def _stage(self) -> None:
+        """Fetch and unpack the work; the time for it ends by `start_by`."""
+        attempt = self.attempt
+        if late := life.still_in_time(attempt, self.site.moment()):
+            await self._not_started(late)
+            return
+        if attempt.local is None:
+
+            def entries(following: NextSeq) -> Mapping[Lane, Sequence[EntryBase]]:
+                return {Lane.SCHEDULER: [Staging(**self.site.entry_of(attempt, following[Lane.SCHEDULER]))]}
+
+            await self.site.record(entries, lambda _: None)
+        pack = await self._fetch()
+        if self.attempt.state is not State.STAGING:
+            return
+        await self.site.adapter.prepare(self.attempt, pack)
+        if pack is not None:
+            pack.unlink(missing_ok=True)
+        if self.attempt.state is State.STAGING and (late := life.still_in_time(self.attempt, self.site.moment())):
+            await self._not_started(late)
+
+    async def _fetch(self) -> Path | None:
+        work = self.attempt.spec.work
+        if work is None:
+            return None
+        target = self.site.packs / self.id
+        pause_s = FIRST_PAUSE_S
+        while self.attempt.state is State.STAGING:
+            try:
+                await self.site.transfer.fetch(work, target)
+                return target
+            except Unavailable as err:
+                if late := life.still_in_time(self.attempt, self.site.moment()):
+                    await self._not_started(Failing(code=late.code, text=f"{late.text}; the work could not be fetched: {err.text}"[:1000]))
+                    return None
+                await asyncio.sleep(pause_s)
+                pause_s = min(5.0, pause_s * 1.5)
+        return None
+
+    async def _not_started(self, why: Failing) -> None:
+        """Only if nothing of it exists or ever will."""
+        while self.attempt.state is State.STAGING and not await self.site.adapter.fence(self.id):
+            try:
+                begun = await self.site.adapter.start(self.attempt)
+            except Unavailable as err:
+                LOG.warning("a start is slow", attempt=self.id, text=err.text)
+                await asyncio.sleep(LAST_PAUSE_S)
+                continue
+            if isinstance(begun, StartedRecord) and self.attempt.state is State.STAGING:
+                await self._started(begun)
+            break
+        if self.attempt.state is State.STAGING:
+            await self.site.give_up(self.attempt, why)
+
+    async def _started(self, begun: StartedRecord) -> None:
+        offset_s, error_s = self.site.offset()
+        record = msgspec.structs.replace(begun, offset_s=offset_s, error_s=error_s)
+        attempt = with_state(self.attempt, life.move(self.attempt, life.Event.START), started=record)
+        self.site.put(attempt)
+
+        def entries(following: NextSeq) -> Mapping[Lane, Sequence[EntryBase]]:
+            if attempt.local is not None:
+                return {}
+            entry = Started(
+                **self.site.entry_of(attempt, following[Lane.SCHEDULER]),
+                started=usage.utc_of(record.utc_ns),
+                devices=list(attempt.devices),
+                native_id=record.native_id,
+                account=attempt.account,
+                clock_offset_s=offset_s,
+                clock_error_s=error_s,
+            )
+            return {Lane.SCHEDULER: [entry]}
+
+        await self.site.record(entries, save(attempt))
+        LOG.info("started", attempt=self.id, native=record.native_id)
+
+    # --- until it is gone ---
+
+    async def _follow(self) -> None:
+        attempt = self.attempt
+        if attempt.stop is not None:
+            await self.site.adapter.stop(self.id, attempt.stop.grace_s)  # The agent may have died between saying so and doing it.
+        end = await self.site.adapter.ended(attempt)
+        packing_from = self.site.clock.boot_s()
+        packed, trouble = await self._pack()
+        packing_us = int((self.site.clock.boot_s() - packing_from) * 1e6) if self.attempt.spec.outputs else 0
+        await self._ended(end, packed, trouble, packing_us)
+
+    async def _pack(self) -> tuple[ResultRef | None, str]:
+        try:
+            packed = await self.site.adapter.pack(self.attempt)
+        except Refused as err:
+            return None, err.text
+        return packed, ""
+
+    async def _ended(self, end: life.Exit, result: ResultRef | None, trouble: str, packing_us: int) -> None:
+        """The end, its segments and its counts: one fact, one transaction."""
+        site, attempt = self.site, self.attempt
+        assert attempt.started is not None
+        judged = life.verdict(end, attempt)
+        reason = f"{judged.reason}; outputs: {trouble}"[:2_000] if trouble else judged.reason[:2_000]
+        ended_at = usage.utc_of(attempt.started.utc_ns) + timedelta(microseconds=end.ran_us)
+        record = EndedRecord(
+            outcome=judged.outcome,
+            cause=judged.cause,
+            exit_code=end.code,
+            signal=end.signal,
+            reason=reason,
+            ended=ended_at,
+            ran_us=end.ran_us,
+            result=result,
+        )
+        over = with_state(self.attempt, life.move(attempt, life.Event.END), ended=record, env={})
+        if attempt.local is not None:
+            site.books.attempts[self.id] = over
+            await site.record(lambda _: {}, save(over))
+            site.put(over)
+        else:
+            tail, total = await self._tail()
+            # Over for whoever asks from now on; its devices are free only when that is on disk.
+            site.books.attempts[self.id] = over
+            await site.record(self._ending(over, end, packing_us, tail, total), save(over))
+            site.put(over)
+            site.listed.discard(self.id)
+        LOG.info("ended", attempt=self.id, outcome=judged.outcome, ran_us=end.ran_us)
+        site.devices_freed()
+
+    async def _tail(self) -> tuple[str, int]:
+        total = (await self.site.adapter.log(self.id, 0, 0)).total
+        start = max(0, total - TAIL_BYTES)
+        before = min(logs.LOOK_BACK, start)
+        chunk = await self.site.adapter.log(self.id, start - before, TAIL_BYTES + before)
+        return logs.cut(chunk.data, before, start, complete=True).text, total
+
+    def _ending(self, attempt: Attempt, end: life.Exit, packing_us: int, tail: str, log_bytes: int) -> Build:
+        site = self.site
+        assert attempt.started is not None and attempt.ended is not None
+        staged_us = 0
+        if attempt.go_boot_s is not None and attempt.kernel_boot == site.boot:
+            staged_us = max(0, attempt.started.boot_ns // 1000 - int(attempt.go_boot_s * 1e6))
+        parts = usage.spans(staged_us=staged_us, ran_us=end.ran_us, packing_us=packing_us)
+        told = usage.counts(attempt, parts)
+        ids = [SegmentId(mint("seg")) for _ in parts]
+        sealed = [
+            seal(site.key, encode(segment), site.key.public)
+            for segment in usage.segments(attempt, site.joined.site, parts, ids, islanded=site.islanded())
+        ]
+        ended, started = attempt.ended, usage.utc_of(attempt.started.utc_ns)
+
+        def entries(following: NextSeq) -> Mapping[Lane, Sequence[EntryBase]]:
+            first = following[Lane.METERING]
+            common = site.entry_of(attempt, following[Lane.SCHEDULER])
+            segments = [
+                SegmentClosed(seq=first + n, at=site.clock.now(), islanded=site.islanded(), sealed=one) for n, one in enumerate(sealed)
+            ]
+            last = Ended(
+                **common,
+                outcome=ended.outcome,
+                cause=ended.cause,
+                exit_code=ended.exit_code,
+                signal=ended.signal,
+                reason=ended.reason,
+                started=started,
+                ended=ended.ended,
+                ran_us=ended.ran_us,
+                segments=told.segments,
+                quantity_milli_us=told.quantity_milli_us,
+                last_metering_seq=first + len(segments) - 1,
+                result=ended.result,
+                log_bytes=log_bytes,
+                log_tail=tail,
+                cpu_user_s=end.user_s,
+                cpu_system_s=end.system_s,
+                max_rss_kib=end.max_rss_kib,
+            )
+            return {Lane.METERING: segments, Lane.SCHEDULER: [last]}
+
+        return entries
+
+    # --- its outputs ---
+
+    async def _deliver(self) -> None:
+        """Upload for ever, whatever is away; told once it is at the gateway, or once it never can be."""
+        ended = self.attempt.ended
+        if ended is None or ended.result is None or ended.result_stored or self.attempt.local is not None:
+            return
+        pause_s = FIRST_PAUSE_S
+        while True:
+            try:
+                await self.site.transfer.store(ended.result, self.site.adapter.result(self.id))
+                stored, text = ended.result, ""
+                break
+            except Unavailable as err:
+                LOG.info("a result waits for the gateway", attempt=self.id, code=err.code, text=err.text)
+                await asyncio.sleep(pause_s)
+                pause_s = min(LAST_PAUSE_S, pause_s * 2)
+            except Refused as err:
+                stored, text = None, err.text[:1_000]
+                break
+        attempt = with_state(self.attempt, State.ENDED, ended=msgspec.structs.replace(ended, result_stored=True))
+
+        def entries(following: NextSeq) -> Mapping[Lane, Sequence[EntryBase]]:
+            entry = ResultStored(**self.site.entry_of(attempt, following[Lane.SCHEDULER]), result=stored, text=text)
+            return {Lane.SCHEDULER: [entry]}
+
+        await self.site.record(entries, save(attempt))
+        self.site.put(attempt)
+        with contextlib.suppress(OSError):
+            self.site.adapter.result(self.id).unlink(missing_ok=True)

@@ -1,0 +1,247 @@
+"""The agent's shell: boots from its disk alone, islanded, and then speaks on three lanes whenever somebody hears.
+
+Order matters: lock, journal, recovery of what runs, the owner's door; only then the bus. Nothing after the door may take down what is before
+it: a bus that is away for a year is a state, not an error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import ssl
+from collections.abc import Collection, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+
+from intertie.agent.adapters.process import ProcessAdapter, find_cgroups
+from intertie.agent.asks import Asks
+from intertie.agent.books import get_setting, put_setting
+from intertie.agent.config import VERSION, Folder, make_pools, node_name
+from intertie.agent.core.devices import inventory
+from intertie.agent.core.model import OPEN, State
+from intertie.agent.door import Door
+from intertie.agent.journal import SqliteJournal
+from intertie.agent.site import Site
+from intertie.agent.telemetry import Collector, Telemetry
+from intertie.agent.transfer import GatewayTransfer
+from intertie.bus.nats import NatsBus
+from intertie.bus.port import Bus
+from intertie.clock import Clock, SystemClock
+from intertie.contracts.base import decode, encode
+from intertie.contracts.link import Instruction, Lane, Sealed, SiteStatus
+from intertie.contracts.local import LocalStatus
+from intertie.contracts.site import Device
+from intertie.contracts.telemetry import encode_sample, local_telemetry_subject
+from intertie.errors import IntertieError
+from intertie.ids import SessionId, mint
+from intertie.lane.site import SiteLane, listen_for_nudges
+from intertie.link.site import Exchange, pace_of
+from intertie.observe import log
+from intertie.runtime import ready, serve
+from intertie.trust.keys import Key
+from intertie.trust.login import SiteLogin
+
+LOG = log.get("agent")
+
+TICK_S = 1.0
+
+
+class Agent:
+    """One site's agent over one data folder. `await open()`, `await run()`, `await close()`."""
+
+    def __init__(self, folder: Folder, *, clock: Clock | None = None, beat: float = 1.0, collector: Collector | None = None) -> None:
+        """`beat`: factor on every beat, for tests."""
+        self.folder, self.beat = folder, beat
+        self.clock = clock or SystemClock()
+        self.started = self.clock.now()
+        self.node = node_name()
+        self.lanes: dict[Lane, SiteLane] = {}
+        self._collector = collector or Collector()
+
+    async def open(self) -> None:
+        """Everything that needs no network: after this the site works."""
+        self.folder.make()
+        self._lock = self.folder.lock()
+        self.joined = self.folder.joined()
+        self.profiles = self.folder.profiles()
+        self.key = Key.read(self.folder.site_key)
+        self.journal = await SqliteJournal.open(self.folder.journal)
+        known = await self._known_gpus()
+        self.telemetry = Telemetry(self._collector, self.clock, self.node, known)
+        self.site = Site(
+            joined=self.joined,
+            key=self.key,
+            journal=self.journal,
+            adapter=ProcessAdapter(self.folder.jobs, cgroups=find_cgroups()),
+            clock=self.clock,
+            transfer=GatewayTransfer(self.joined.gateway_url, self.joined.site, self.key, self.clock, self.joined.hub_ca),
+            pools=make_pools(self.profiles, list(known.values()), self.node),
+            packs=self.folder.packs,
+        )
+        self.site.islanded = lambda: self.islanded_since is not None
+        self.site.offset = self._offset
+        self.site.wake = self._wake
+        await self.site.recover()
+        await self.site.declare()
+        self._door = await Door(self.site, self._local_status).open(self.folder.socket)
+        if self.site.adapter.single_user:
+            LOG.warning(
+                "single-user mode", text="not root: jobs run as this user and could read the site's key; only the owner's tenant is taken"
+            )
+
+    async def close(self) -> None:
+        """What runs goes on; the next agent adopts it."""
+        await self._door.cleanup()
+        await self.site.close()
+        await self.telemetry.close()
+        await self.journal.close()
+        os.close(self._lock)
+
+    # --- what it does all day ---
+
+    async def watch(self) -> None:
+        """Each telemetry beat: look at the devices, tell the registry what changed, publish the sample if somebody may hear it."""
+        while True:
+            try:
+                await self._beat()
+            except IntertieError as err:
+                LOG.warning("a beat was put off", code=err.code, text=err.text)
+            await asyncio.sleep(max(0.05, self.site.settings.telemetry_beat_s * self.beat))
+
+    async def _beat(self) -> None:
+        roots = await asyncio.to_thread(self.site.adapter.roots)
+        before = dict(self.telemetry.known)
+        seen = await self.telemetry.look(roots)
+        pools = None
+        if self.telemetry.known != before:
+            await self.journal.write(put_setting("gpus", encode(self.telemetry.known).decode("utf-8")))
+            pools = make_pools(self.profiles, list(self.telemetry.known.values()), self.node)
+        await self.site.observe(seen, pools)
+        if self.lanes and self.bus.connected:
+            local = {attempt.id: attempt.local is not None for attempt in self.site.books.attempts.values()}
+            sample = self.telemetry.sample(list(self.site.pools.values()), self.site.books.holds, local, seen, roots)
+            await self.bus.publish(local_telemetry_subject(self.node), encode_sample(sample))
+
+    async def tick(self) -> None:
+        while True:
+            try:
+                await self.site.tick()
+            except IntertieError as err:
+                LOG.warning("a tick was put off", code=err.code, text=err.text)
+            await asyncio.sleep(TICK_S * self.beat)
+
+    async def connect(self) -> Bus:
+        """A bus that connects when it can, with credentials minted here, offline, at each attempt."""
+        login = SiteLogin(Key.read(self.folder.signing_key), self.joined.account, self.clock)
+        tls = ssl.create_default_context(cadata=self.joined.hub_ca) if self.joined.hub_ca else None
+        return await NatsBus.connect(self.joined.bus_urls, name=f"agent-{self.joined.site}", credentials=login, tls=tls, wait=False)
+
+    async def speak(self, bus: Bus | None = None) -> None:
+        """The three lanes, nudges and questions, for ever."""
+        self.bus = bus or await self.connect()
+        session = SessionId(mint("ses"))
+        self.lanes = {lane: self._lane(lane, session) for lane in Lane}
+        await listen_for_nudges(self.bus, list(self.lanes.values()))
+        await Asks(self.bus, self.site, self._status).listen()
+        try:
+            async with asyncio.TaskGroup() as group:
+                for lane in self.lanes.values():
+                    group.create_task(lane.run(), name=f"lane-{lane.lane}")
+        finally:
+            await self.bus.close()
+
+    def _lane(self, lane: Lane, session: SessionId) -> SiteLane:
+        scheduler = lane is Lane.SCHEDULER
+        return SiteLane(
+            self.bus,
+            lane,
+            self.journal,
+            self.clock,
+            site=self.joined.site,
+            session=session,
+            on_instructions=self._instructed if scheduler else None,
+            on_settings=self._settings if scheduler else None,
+            running=self.site.running if scheduler else tuple,
+            settings_revision=lambda: self.site.settings.revision if scheduler else 0,
+            pace=pace_of(lane, self.site.settings.lane_beat_s * self.beat),
+        )
+
+    async def _instructed(self, instructions: Sequence[Instruction], exchange: Exchange) -> None:
+        await self.site.take(instructions, sent_boot_s=exchange.sent_boot_s, acknowledged=exchange.acknowledged)
+
+    async def _settings(self, sealed: Sealed, revision: int) -> None:
+        await self.site.apply(sealed, revision)
+        for lane in self.lanes.values():
+            lane.set_beat(self.site.settings.lane_beat_s * self.beat)
+
+    def _wake(self, lanes: Collection[Lane]) -> None:
+        for lane in lanes:
+            if lane in self.lanes:
+                self.lanes[lane].wake()
+
+    # --- what it knows of itself ---
+
+    @property
+    def islanded_since(self) -> datetime | None:
+        """By the scheduler's lane: from the start until the first answer."""
+        lane = self.lanes.get(Lane.SCHEDULER)
+        return lane.silent_since if lane is not None else self.started
+
+    def _offset(self) -> tuple[float, float]:
+        lane = self.lanes.get(Lane.SCHEDULER)
+        return (lane.clock_offset_s, lane.clock_error_s or 0.0) if lane is not None else (0.0, 0.0)
+
+    async def _known_gpus(self) -> dict[int, Device]:
+        stored = await self.journal.read(lambda cursor: get_setting(cursor, "gpus"))
+        return decode(stored, dict[int, Device], what="known GPUs") if stored else {}
+
+    async def _status(self) -> SiteStatus:
+        attempts = self.site.books.attempts.values()
+        return SiteStatus(
+            site=self.joined.site,
+            agent_started=self.started,
+            islanded_since=self.islanded_since,
+            running=list(self.site.running()),
+            waiting=sum(attempt.state is State.WAITING for attempt in attempts),
+            journal_entries=await self.journal.entries_waiting(),
+            version=VERSION,
+        )
+
+    async def _local_status(self) -> LocalStatus:
+        books = self.site.books
+        local = [attempt for attempt in books.attempts.values() if attempt.local is not None]
+        return LocalStatus(
+            site=self.joined.site,
+            node=self.node,
+            version=VERSION,
+            single_user=self.site.adapter.single_user,
+            agent_started=self.started,
+            islanded_since=self.islanded_since,
+            lanes={lane.value: _said(self.lanes.get(lane)) for lane in Lane},
+            pools=inventory(self.site.pools.values(), books.attempts, books.holds, books.observed, paused=False),
+            lent_jobs=len(self.site.running()),
+            local_running=sum(attempt.state in OPEN for attempt in local),
+            local_waiting=sum(attempt.state is State.WAITING for attempt in local),
+            journal_entries=await self.journal.entries_waiting(),
+            no_gpu=self.telemetry.none,
+        )
+
+
+def _said(lane: SiteLane | None) -> str:
+    if lane is None:
+        return "not started"
+    if lane.trouble is not None:
+        return str(lane.trouble.value)
+    return "heard" if lane.silent_since is None else f"silent since {lane.silent_since.isoformat(timespec='seconds')}"
+
+
+async def run(data: Path, environ: Mapping[str, str]) -> int:
+    """The agent's process until SIGTERM."""
+    agent = Agent(Folder(data), beat=float(environ.get("INTERTIE_BEAT_S", "1")))
+    await agent.open()
+    try:
+        mark = environ.get("INTERTIE_READY_FILE")
+        async with ready(Path(mark) if mark else None, "agent", {"site": agent.joined.site}):
+            return await serve(devices=agent.watch(), ticks=agent.tick(), lanes=agent.speak())
+    finally:
+        await agent.close()

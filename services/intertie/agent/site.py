@@ -1,0 +1,668 @@
+"""The site's desk: takes instructions and local wishes, asks the core, writes the journal, and sets attempts on their course.
+
+Everything here works with the hub, the bus and the network gone; what it has to say lies in the journal until a lane carries it. Decisions are
+made on `Books` in memory, synchronously, and reach the disk before anybody is told. `intertie.agent.course` drives one attempt.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from intertie.agent import accounts
+from intertie.agent.adapters.port import Adapter
+from intertie.agent.books import bury, get_setting, load, prune, put_setting, save, see, settle, together
+from intertie.agent.core import attempts as life
+from intertie.agent.core.devices import Pool, choose, inventory
+from intertie.agent.core.model import OPEN, Attempt, EndedRecord, Failing, LocalWork, Moment, State, StopAsked, with_state
+from intertie.agent.core.offers import Books, NotTaken, Repeated, Taken, Terms, judge
+from intertie.agent.course import Course
+from intertie.agent.journal import Also, Cursor, SqliteJournal, handled
+from intertie.agent.transfer import Transfer
+from intertie.clock import Clock, kernel_boot
+from intertie.contracts.base import decode, encode
+from intertie.contracts.identity import Joined
+from intertie.contracts.job import JobSpec, Resources
+from intertie.contracts.link import (
+    AttemptEntry,
+    Claimed,
+    EntryBase,
+    Go,
+    Instruction,
+    Inventory,
+    Lane,
+    NotStarted,
+    Offer,
+    OfferBody,
+    OfferRefused,
+    ProfileDeclared,
+    Sealed,
+    SettingsApplied,
+    Settle,
+    SiteSettings,
+    Stop,
+    StopAnswered,
+    Withdraw,
+)
+from intertie.contracts.site import DeviceKind, DeviceState, PoolInventory
+from intertie.errors import NotFound, Refused, Unavailable
+from intertie.ids import AttemptId, DeviceId, InstructionId, JobId, PoolName, mint
+from intertie.link.journal import Build, NextSeq
+from intertie.observe import log
+from intertie.trust.keys import Key
+from intertie.trust.seal import open_seal
+
+LOG = log.get("agent.site")
+
+# Local jobs that wait for devices. A person who queues more has a scheduler to install, not a list to fill.
+LOCAL_WAITING = 1_000
+LOCAL_WALL_S = 31_536_000
+
+
+class Site:
+    """One site's work. Make it, `await recover()`, then hand it instructions and local wishes."""
+
+    def __init__(
+        self,
+        *,
+        joined: Joined,
+        key: Key,
+        journal: SqliteJournal,
+        adapter: Adapter,
+        clock: Clock,
+        transfer: Transfer,
+        pools: Sequence[Pool],
+        packs: Path,
+        boot: str | None = None,
+    ) -> None:
+        """`packs`: a private folder for work on its way in."""
+        self.joined, self.key = joined, key
+        self.journal, self.adapter, self.clock, self.transfer = journal, adapter, clock, transfer
+        self.pools: dict[PoolName, Pool] = {pool.name: pool for pool in pools}
+        self.packs = packs
+        self.boot = boot or kernel_boot()
+        self.books = Books()
+        self.settings = SiteSettings(revision=0, site=joined.site)
+        self.listed: set[AttemptId] = set()
+        """Hub attempts that may hold devices: added before the claim is journalled, removed after the end is."""
+        self.islanded: Callable[[], bool] = lambda: True
+        self.offset: Callable[[], tuple[float, float]] = lambda: (0.0, 0.0)
+        """Estimate of hub minus site wall clock, and its error; seconds."""
+        self.wake: Callable[[Collection[Lane]], None] = lambda lanes: None
+        """Called after entries of these lanes reached the disk."""
+        self._courses: dict[AttemptId, asyncio.Task[None]] = {}
+        self._unanswered: set[InstructionId] = set()
+        self._told: list[PoolInventory] | None = None
+        self._admitting: asyncio.Task[None] | None = None
+
+    # --- life ---
+
+    async def recover(self) -> None:
+        """From disk alone, before any network: running work is adopted, what cannot start any more is given up."""
+        self.books = await self.journal.read(load)
+        await self.journal.drop_unhandled()
+        stored = await self.journal.read(lambda cursor: get_setting(cursor, "settings"))
+        if stored:
+            self.settings = decode(stored, SiteSettings, what="stored settings")
+        for attempt in list(self.books.attempts.values()):
+            if attempt.local is None and attempt.state in OPEN:
+                self.listed.add(attempt.id)
+            if attempt.state in (State.STAGING, State.RUNNING) or _owes_result(attempt):
+                self.set_out(attempt.id)
+        LOG.info("recovered", open=len(self.books.holds.holder), adopted=len(self._courses))
+
+    async def close(self) -> None:
+        """Let go of every course; the work itself goes on under its supervisors."""
+        tasks = [*self._courses.values(), *([self._admitting] if self._admitting else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def idle(self) -> None:
+        """Return when no course is under way (tests, drains)."""
+        while self._courses:
+            await asyncio.wait(list(self._courses.values()))
+
+    def moment(self) -> Moment:
+        return Moment(self.clock.now(), self.clock.boot_s(), self.boot)
+
+    def running(self) -> Sequence[AttemptId]:
+        """Hub attempts that may hold devices, for the lane; local work is never named to the hub."""
+        return sorted(self.listed)
+
+    def terms(self) -> Terms:
+        return Terms(
+            site=self.joined.site,
+            pools=self.pools,
+            owner_tenant=self.joined.owner_tenant,
+            single_user=self.adapter.single_user,
+            mappings=frozenset((one.tenant, one.account) for one in self.settings.mappings),
+            cordoned=frozenset(self.settings.cordoned_pools),
+            may_run_as=self.adapter.may_run_as,
+        )
+
+    def put(self, attempt: Attempt) -> None:
+        """The books in memory; holders follow the state."""
+        self.books.attempts[attempt.id] = attempt
+        if attempt.state in OPEN:
+            self.books.holds.take(attempt)
+        else:
+            self.books.holds.release(attempt)
+
+    def set_out(self, attempt: AttemptId) -> None:
+        """One course per attempt, at most."""
+        if attempt in self._courses:
+            return
+        task = asyncio.create_task(Course(self, attempt).run(), name=f"course-{attempt}")
+        self._courses[attempt] = task
+        task.add_done_callback(lambda done: self._over(attempt, done))
+
+    def _over(self, attempt: AttemptId, task: asyncio.Task[None]) -> None:
+        self._courses.pop(attempt, None)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            LOG.error("a course broke", attempt=attempt, exc_info=error)
+
+    # --- entries ---
+
+    async def append(self, entries: Build, also: Also | None = None) -> None:
+        """Journal one fact and wake the lanes that have something to carry."""
+        lanes: set[Lane] = set()
+
+        def build(following: NextSeq) -> Mapping[Lane, Sequence[EntryBase]]:
+            built = entries(following)
+            lanes.update(lane for lane, some in built.items() if some)
+            return built
+
+        await self.journal.append(build, also)
+        if lanes:
+            self.wake(lanes)
+
+    async def record(self, entries: Build, also: Also) -> None:
+        """Journal a fact that has happened: a full disk delays it, nothing drops it."""
+        pause_s = 0.2
+        while True:
+            try:
+                await self.append(entries, also)
+            except Unavailable as err:
+                LOG.error("a fact waits for the disk", code=err.code, text=err.text)
+                await asyncio.sleep(pause_s)
+                pause_s = min(10.0, pause_s * 2)
+            else:
+                return
+
+    def entry_of(self, attempt: Attempt, seq: int) -> dict[str, Any]:
+        """The common fields of an `AttemptEntry`."""
+        return {
+            "seq": seq,
+            "at": self.clock.now(),
+            "islanded": self.islanded(),
+            "attempt": attempt.id,
+            "job": attempt.job,
+            "epoch": attempt.epoch,
+            "generation": attempt.generation,
+        }
+
+    # --- instructions ---
+
+    async def take(self, instructions: Sequence[Instruction], *, sent_boot_s: float, acknowledged: int) -> None:
+        """Act on new instructions, those of one attempt in their order. What cannot be recorded now is forgotten, and the hub repeats it."""
+        by_attempt: dict[AttemptId, list[Instruction]] = {}
+        for one in instructions:
+            by_attempt.setdefault(one.attempt, []).append(one)
+
+        async def those_of(ordered: Sequence[Instruction]) -> None:
+            for one in ordered:
+                try:
+                    await self._act(one, sent_boot_s, acknowledged)
+                except Unavailable as err:
+                    self._unanswered.add(one.id)
+                    LOG.warning("an instruction waits for its repeat", instruction=one.id, code=err.code, text=err.text)
+
+        await asyncio.gather(*(those_of(ordered) for ordered in by_attempt.values()))
+
+    async def _act(self, one: Instruction, sent_boot_s: float, acknowledged: int) -> None:
+        match one:
+            case Offer():
+                await self._offer(one, sent_boot_s)
+            case Go():
+                await self._go(one, acknowledged)
+            case Withdraw():
+                await self._stop(one, StopAsked(reason="the hub withdrew the offer", grace_s=0, by="hub"))
+            case Stop():
+                await self._stop(one, StopAsked(reason=one.reason, grace_s=one.grace_s, by="hub"))
+            case Settle():
+                await self._settle(one)
+
+    async def _offer(self, offer: Offer, sent_boot_s: float) -> None:
+        body = await self._opened(offer)
+        if body is None:
+            return
+        answer = judge(body, self.terms(), self.books, sent_boot_s=sent_boot_s, kernel_boot=self.boot)
+        match answer:
+            case Repeated():
+                await self.journal.write(handled(offer.id))
+            case NotTaken(why):
+                await self._refuse(offer, body, why)
+            case Taken(attempt):
+                await self._claim(offer, attempt)
+
+    async def _opened(self, offer: Offer) -> OfferBody | None:
+        """The body, if the scheduler sealed it for this attempt; refused with a fault otherwise."""
+        try:
+            body = open_seal(offer.sealed, self.joined.service_keys.get("scheduler", ""), OfferBody)
+            if body.attempt != offer.attempt:
+                raise Refused("seal.other", f"the seal is of {body.attempt}, the offer says {offer.attempt}")
+        except Refused as err:
+            why = Failing(code="seal", text=f"the offer's seal does not hold: {err.text}"[:500], fault=True)
+            LOG.error("an offer was not sealed by the scheduler", attempt=offer.attempt, code=err.code)
+
+            def entries(following: NextSeq) -> Mapping[Lane, Sequence[EntryBase]]:
+                refused = OfferRefused(
+                    seq=following[Lane.SCHEDULER],
+                    at=self.clock.now(),
+                    islanded=self.islanded(),
+                    attempt=offer.attempt,
+                    job=JobId("unverified"),
+                    epoch=offer.epoch,
+                    generation=0,
+                    code=why.code,
+                    text=why.text,
+                    fault=True,
+                )
+                return {Lane.SCHEDULER: [refused]}
+
+            await self.append(entries, handled(offer.id))
+            return None
+        return body
+
+    async def _refuse(self, offer: Offer, body: OfferBody, why: Failing) -> None:
+        def entries(following: NextSeq) -> Mapping[Lane, Sequence[EntryBase]]:
+            refused = OfferRefused(
+                seq=following[Lane.SCHEDULER],
+                at=self.clock.now(),
+                islanded=self.islanded(),
+                attempt=body.attempt,
+                job=body.job,
+                epoch=body.epoch,
+                generation=body.generation,
+                code=why.code,
+                text=why.text,
+                fault=why.fault,
+            )
+            return {Lane.SCHEDULER: [refused]}
+
+        # A refused attempt never starts here: its tombstone gives a late repeat the same answer.
+        await self.append(entries, together(handled(offer.id), bury(body.attempt, self.clock.now().isoformat())))
+        self.books.tombstones.add(body.attempt)
+        LOG.info("an offer is refused", attempt=body.attempt, code=why.code, text=why.text)
+
+    async def _claim(self, offer: Offer, attempt: Attempt) -> None:
+        before = self.books.seen.get(attempt.job)
+        self.listed.add(attempt.id)
+        self.put(attempt)
+        self.books.seen[attempt.job] = (attempt.epoch, attempt.generation)
+        row: list[Attempt] = [attempt]
+
+        def entries(following: NextSeq) -> Mapping[Lane, Sequence[EntryBase]]:
+            seq = following[Lane.SCHEDULER]
+            row[0] = with_state(attempt, State.CLAIMED, claim_seq=seq)
+            return {Lane.SCHEDULER: [Claimed(**self.entry_of(attempt, seq), devices=list(attempt.devices))]}
+
+        def also(cursor: Cursor) -> None:
+            together(save(row[0]), see(attempt.job, attempt.epoch, attempt.generation), handled(offer.id))(cursor)
+
+        try:
+            await self.append(entries, also)
+        except BaseException:
+            # Nothing is on disk, so nothing was promised: the devices are free and the hub repeats the offer.
+            self.books.holds.release(attempt)
+            self.books.attempts.pop(attempt.id, None)
+            self.listed.discard(attempt.id)
+            if before is None:
+                self.books.seen.pop(attempt.job, None)
+            else:
+                self.books.seen[attempt.job] = before
+            raise
+        if self.books.attempts[attempt.id].state is State.CLAIMED:
+            self.put(row[0])
+
+    async def _go(self, go: Go, acknowledged: int) -> None:
+        attempt = self.books.attempts.get(go.attempt)
+        if attempt is None:
+            await self._never(go, Failing(code="unknown_attempt", text="a go for an attempt that this site never claimed"))
+            return
+        if attempt.state is State.CLAIMED and attempt.claim_seq > acknowledged:
+            raise Unavailable("agent.claim_not_acknowledged", "a go came before the acknowledgement of its claim")
+        match life.on_go(attempt, self.moment()):
+            case life.Ignore():
+                await self.journal.write(handled(go.id))
+            case life.GiveUp(why):
+                await self.give_up(attempt, why, handled(go.id))
+            case life.Proceed():
+                staged = with_state(attempt, life.move(attempt, life.Event.GO), go_boot_s=self.clock.boot_s())
+                self.put(staged)
+                try:
+                    await self.journal.write(together(save(staged), handled(go.id)))
+                except BaseException:
+                    if self.books.attempts.get(attempt.id) == staged:
+                        self.put(attempt)
+                    raise
+                self.set_out(attempt.id)
+
+    async def _never(self, one: Go | Withdraw, why: Failing) -> None:
+        """An attempt that this site does not know: it has no process here and never will."""
+
+        def entries(following: NextSeq) -> Mapping[Lane, Sequence[EntryBase]]:
+            entry = NotStarted(
+                seq=following[Lane.SCHEDULER],
+                at=self.clock.now(),
+                islanded=self.islanded(),
+                attempt=one.attempt,
+                job=one.job,
+                epoch=one.epoch,
+                generation=one.generation,
+                code=why.code,
+                text=why.text,
+            )
+            return {Lane.SCHEDULER: [entry]}
+
+        self.books.tombstones.add(one.attempt)
+        await self.append(entries, together(handled(one.id), bury(one.attempt, self.clock.now().isoformat())))
+
+    async def give_up(self, attempt: Attempt, why: Failing, also: Also | None = None, answer: StopAnswered | None = None) -> None:
+        """A claimed or staged attempt that will never start. The caller has made sure that no process of it exists or can."""
+        local = attempt.local is not None
+        ended = self.never_ran(why) if local else None
+        over = with_state(attempt, life.move(attempt, life.Event.GIVE_UP), refusal=why, env={}, ended=ended)
+        # Over for whoever asks from now on; its devices are free only when that is on disk.
+        self.books.attempts[attempt.id] = over
+
+        def entries(following: NextSeq) -> Mapping[Lane, Sequence[EntryBase]]:
+            if local:
+                return {}
+            seq = following[Lane.SCHEDULER]
+            told: list[AttemptEntry] = []
+            if answer is not None:
+                told.append(_numbered(answer, seq))
+                seq += 1
+            told.append(NotStarted(**self.entry_of(attempt, seq), code=why.code, text=why.text))
+            return {Lane.SCHEDULER: told}
+
+        await self.record(entries, together(save(over), also) if also else save(over))
+        self.put(over)
+        self.listed.discard(attempt.id)
+        self.devices_freed()
+
+    def never_ran(self, why: Failing) -> EndedRecord:
+        outcome = "cancelled" if why.code == "stopped" else "failed"
+        return EndedRecord(outcome=outcome, cause=None, exit_code=None, signal=None, reason=why.text, ended=self.clock.now(), ran_us=0)
+
+    # --- stop ---
+
+    async def _stop(self, one: Stop | Withdraw, asked: StopAsked) -> None:
+        attempt = self.books.attempts.get(one.attempt)
+        found = life.on_stop(attempt, asked)
+        if isinstance(one, Withdraw):
+            await self._withdraw(one, attempt, found)
+            return
+        match found:
+            case life.Bury():
+                self.books.tombstones.add(one.attempt)
+                also = together(handled(one.id), bury(one.attempt, self.clock.now().isoformat()))
+                await self._answer(one, None, "unknown_attempt", also)
+            case life.AlreadyOver(answer):
+                await self._answer(one, attempt, answer, handled(one.id))
+            case life.GiveUp(why):
+                assert attempt is not None
+                if await self.adapter.fence(attempt.id):
+                    await self.give_up(attempt, why, handled(one.id), self._answered(one, attempt, "not_started"))
+                else:
+                    await self._halt(one, attempt, asked)
+            case life.Halt():
+                assert attempt is not None
+                await self._halt(one, attempt, asked)
+
+    async def _halt(self, one: Stop, attempt: Attempt, asked: StopAsked) -> None:
+        attempt = self.books.attempts[attempt.id]
+        if attempt.state not in OPEN:
+            await self._answer(one, attempt, "already_ended", handled(one.id))
+            return
+        stopping = with_state(attempt, attempt.state, stop=asked)
+        self.put(stopping)
+        await self._answer(one, stopping, "stopping", together(save(stopping), handled(one.id)))
+        await self.adapter.stop(attempt.id, asked.grace_s)
+
+    async def _withdraw(self, one: Withdraw, attempt: Attempt | None, found: object) -> None:
+        match found:
+            case life.Bury():
+                await self._never(one, Failing(code="withdrawn", text="withdrawn before this site knew of it"))
+            case life.GiveUp() if attempt is not None and await self.adapter.fence(attempt.id):
+                await self.give_up(attempt, Failing(code="withdrawn", text="the hub withdrew the offer"), handled(one.id))
+            case _:
+                # Too late: `Started` or `Ended` is the answer, and on its way.
+                await self.journal.write(handled(one.id))
+
+    def _answered(self, one: Stop, attempt: Attempt | None, answer: str) -> StopAnswered:
+        return StopAnswered(
+            seq=1,
+            at=self.clock.now(),
+            islanded=self.islanded(),
+            attempt=one.attempt,
+            job=one.job,
+            epoch=attempt.epoch if attempt else one.epoch,
+            generation=attempt.generation if attempt else one.generation,
+            answer=answer,
+            instruction=one.id,
+        )
+
+    async def _answer(self, one: Stop, attempt: Attempt | None, answer: str, also: Also) -> None:
+        told = self._answered(one, attempt, answer)
+        await self.append(lambda following: {Lane.SCHEDULER: [_numbered(told, following[Lane.SCHEDULER])]}, also)
+
+    async def _settle(self, one: Settle) -> None:
+        """The hub holds all of it: the folder may go."""
+        attempt = self.books.attempts.get(one.attempt)
+        if attempt is None or attempt.state not in OPEN:
+            await self.journal.write(together(handled(one.id), settle(one.attempt)))
+            if attempt is not None and one.attempt not in self._courses:
+                await self.adapter.forget(one.attempt)
+            for old in await self.journal.write(prune):
+                self.books.attempts.pop(old, None)
+
+    # --- settings, inventory ---
+
+    async def apply(self, sealed: Sealed, revision: int) -> None:
+        """Settings on the scheduler lane; only a higher revision that the scheduler sealed for this site counts."""
+        if revision <= self.settings.revision:
+            return
+        found = open_seal(sealed, self.joined.service_keys.get("scheduler", ""), SiteSettings)
+        if found.site != self.joined.site or found.revision != revision:
+            raise Refused("agent.settings", f"these settings are of {found.site} revision {found.revision}")
+
+        def entries(following: NextSeq) -> Mapping[Lane, Sequence[EntryBase]]:
+            entry = SettingsApplied(seq=following[Lane.SCHEDULER], at=self.clock.now(), islanded=self.islanded(), revision=revision)
+            return {Lane.SCHEDULER: [entry]}
+
+        await self.append(entries, put_setting("settings", encode(found).decode("utf-8")))
+        self.settings = found
+
+    async def observe(self, seen: Mapping[DeviceId, DeviceState], pools: Sequence[Pool] | None = None) -> None:
+        """What telemetry sees of the devices now; a change of the whole is journalled for the registry."""
+        self.books.observed = dict(seen)
+        if pools is not None:
+            self.pools = {pool.name: pool for pool in pools}
+        now = inventory(self.pools.values(), self.books.attempts, self.books.holds, self.books.observed, paused=False)
+        if now != self._told:
+
+            def entries(following: NextSeq) -> Mapping[Lane, Sequence[EntryBase]]:
+                return {Lane.REGISTRY: [Inventory(seq=following[Lane.REGISTRY], at=self.clock.now(), islanded=self.islanded(), pools=now)]}
+
+            await self.append(entries)
+            self._told = now
+        self.devices_freed()
+
+    async def declare(self) -> None:
+        """Tell the registry what the owner declared, if it is not what was told last (the join itself tells the first)."""
+        told = encode([pool.profile for pool in self.pools.values()]).decode("utf-8")
+        last = await self.journal.read(lambda cursor: get_setting(cursor, "declared"))
+        if last == told:
+            return
+        profiles = [] if last is None else [pool.profile for pool in self.pools.values()]
+
+        def entries(following: NextSeq) -> Mapping[Lane, Sequence[EntryBase]]:
+            first = following[Lane.REGISTRY]
+            at, islanded = self.clock.now(), self.islanded()
+            return {
+                Lane.REGISTRY: [
+                    ProfileDeclared(seq=first + n, at=at, islanded=islanded, profile=profile) for n, profile in enumerate(profiles)
+                ]
+            }
+
+        await self.append(entries, put_setting("declared", told))
+
+    async def tick(self) -> None:
+        """Each second: claims whose go can come in time no more are given up; instructions that found a full disk are made new again."""
+        now = self.moment()
+        for attempt in list(self.books.attempts.values()):
+            if attempt.state is not State.CLAIMED:
+                continue
+            why = life.before_reboot(attempt, now)
+            if why is None and now.boot_s - attempt.offer_sent_boot_s > attempt.start_within_s:
+                why = Failing(code="go_too_late", text=f"no go within {attempt.start_within_s} s of the sync that brought the offer")
+            if why is not None and await self.adapter.fence(attempt.id) and self.books.attempts[attempt.id].state is State.CLAIMED:
+                await self.give_up(attempt, why)
+        for instruction in list(self._unanswered):
+            await self.journal.drop_unhandled(instruction)
+            self._unanswered.discard(instruction)
+
+    # --- the owner's own use ---
+
+    async def submit_local(
+        self,
+        *,
+        name: str,
+        script: str,
+        env: Mapping[str, str],
+        cwd: str,
+        uid: int,
+        slots: int = 1,
+        gpus: int = 0,
+        wall_s: int | None = None,
+    ) -> Attempt:
+        """A local job: it starts when devices are free, whoever is away. Recorded here, never charged, never named at the hub."""
+        resources = Resources(gpus=gpus, slots=slots)
+        self._must_fit(resources)
+        if sum(a.state is State.WAITING for a in self.books.attempts.values()) >= LOCAL_WAITING:
+            raise Unavailable("agent.local_queue", f"{LOCAL_WAITING} local jobs wait already", retry_after_s=60)
+        account = accounts.by_uid(uid)
+        user = account.name if account else str(uid)
+        mine = mint(f"local-{self.joined.site}")
+        job = Attempt(
+            id=AttemptId(mine),
+            job=JobId(mine),
+            state=State.WAITING,
+            pool=PoolName(""),
+            kind=resources.kind,
+            devices=[],
+            spec=JobSpec(name=name, script=script, resources=resources, wall_s=wall_s or LOCAL_WALL_S),
+            account=user,
+            env=dict(env),
+            local=LocalWork(user=user, uid=uid, cwd=cwd, submitted=self.clock.now()),
+            kernel_boot=self.boot,
+        )
+        await self.journal.write(save(job))
+        self.put(job)
+        await self._admit()
+        return self.books.attempts[job.id]
+
+    def _must_fit(self, resources: Resources) -> None:
+        """Refuse what no pool of this site can ever hold, and say what there is."""
+        most = max((len(pool.devices) for pool in self.pools.values() if pool.kind is resources.kind), default=0)
+        if resources.count > most:
+            what = "GPUs" if resources.kind is DeviceKind.GPU else "slots"
+            raise Refused(
+                "agent.no_pool_fits",
+                f"{resources.count} {what} are asked for, the largest pool here has {most}",
+                next_step="ask for fewer; `intertie local status` shows the pools",
+                details={"asked": resources.count, "most": most},
+            )
+
+    def devices_freed(self) -> None:
+        """Local work that waited may start now."""
+        if self._admitting is None and any(attempt.state is State.WAITING for attempt in self.books.attempts.values()):
+            self._admitting = asyncio.create_task(self._admit_later(), name="admit-local")
+
+    async def _admit_later(self) -> None:
+        try:
+            await self._admit()
+        except Unavailable as err:
+            LOG.warning("local work waits for the disk", code=err.code, text=err.text)
+        finally:
+            self._admitting = None
+
+    async def _admit(self) -> None:
+        """First come, first served per kind of device: a large job is not overtaken for ever by small ones."""
+        blocked: set[DeviceKind] = set()
+        waiting = sorted((a for a in self.books.attempts.values() if a.state is State.WAITING), key=lambda a: a.id)
+        for job in waiting:
+            if job.kind in blocked or self.books.attempts[job.id].state is not State.WAITING:
+                continue
+            found = choose(self.pools.values(), job.kind, job.spec.resources.count, self.books.holds, self.books.observed)
+            if found is None:
+                blocked.add(job.kind)
+                continue
+            pool, devices = found
+            model = "" if pool.kind is DeviceKind.SLOT else pool.profile.accelerator
+            admitted = with_state(
+                job, life.move(job, life.Event.ADMIT), pool=pool.name, model=model, devices=devices, kernel_boot=self.boot
+            )
+            self.put(admitted)
+            try:
+                await self.journal.write(save(admitted))
+            except BaseException:
+                self.books.holds.release(admitted)
+                self.books.attempts[job.id] = job
+                raise
+            self.set_out(job.id)
+
+    def local_job(self, job: str, uid: int, *, everyone: bool) -> Attempt:
+        """`NotFound` also for what belongs to somebody else."""
+        found = self.books.attempts.get(AttemptId(job))
+        if found is None or found.local is None or not (everyone or found.local.uid == uid):
+            raise NotFound("agent.local_not_found", f"there is no local job {job[:80]} of yours here", next_step="intertie local jobs")
+        return found
+
+    async def cancel_local(self, job: str, uid: int, *, everyone: bool) -> Attempt:
+        """Ends it; what has ended stays as it is."""
+        found = self.local_job(job, uid, everyone=everyone)
+        asked = StopAsked(reason="cancelled by its user", grace_s=10, by=str(uid))
+        match life.on_stop(found, asked):
+            case life.GiveUp(why) if await self.adapter.fence(found.id):
+                await self.give_up(found, why)
+            case life.GiveUp() | life.Halt():
+                stopping = with_state(self.books.attempts[found.id], self.books.attempts[found.id].state, stop=asked)
+                self.put(stopping)
+                await self.record(lambda _: {}, save(stopping))
+                await self.adapter.stop(found.id, asked.grace_s)
+        return self.books.attempts[found.id]
+
+
+def _owes_result(attempt: Attempt) -> bool:
+    """Ended with outputs that the gateway does not have yet."""
+    return attempt.local is None and attempt.ended is not None and attempt.ended.result is not None and not attempt.ended.result_stored
+
+
+def _numbered(entry: StopAnswered, seq: int) -> StopAnswered:
+    return StopAnswered(
+        seq=seq,
+        at=entry.at,
+        islanded=entry.islanded,
+        attempt=entry.attempt,
+        job=entry.job,
+        epoch=entry.epoch,
+        generation=entry.generation,
+        answer=entry.answer,
+        instruction=entry.instruction,
+    )
