@@ -39,7 +39,6 @@ from intertie.errors import NotFound, Refused, Unauthenticated
 from intertie.gateway.__main__ import GatewaySettings, application
 from intertie.gateway.objects import ObjectStore
 from intertie.ids import AttemptId, DeviceId, Digest, JobId, PoolName, PrincipalId, SiteName, StatementId, TenantName
-from intertie.trust.claims import ServiceClaims
 from intertie.trust.keys import Key
 
 NOW = datetime(2026, 12, 1, 8, 0, tzinfo=UTC)
@@ -180,7 +179,7 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
     settings = GatewaySettings(bus_url=["memory"], key_file=tmp_path / "k", data_dir=tmp_path)
     objects = ObjectStore(tmp_path / "objects", limit_bytes=1_000_000)
     clock = SystemClock()
-    app = application(bus, settings, objects, clock, ServiceClaims(Key.new("U"), "gateway", clock))
+    app = application(bus, settings, objects, clock, Key.new("U"))
     async with (
         TestServer(app) as server,
         aiohttp.ClientSession(base_url=server.make_url("/"), cookie_jar=aiohttp.CookieJar(unsafe=True)) as session,

@@ -93,6 +93,7 @@ class Quickstart:
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
         supervisor: HubSupervisor | None = None
+        tasks: list[asyncio.Task[None]] = []
         began = self._clock.monotonic_s()
         try:
             settings = HubSettings(time_zone=system_time_zone(), ports=self._ports)
@@ -105,6 +106,7 @@ class Quickstart:
             self._screen.parts(starting.result())
             watching = asyncio.create_task(supervisor.watch())
             showing = asyncio.create_task(self._show(layout.public_url, layout.data / "admin.token"))
+            tasks += [watching, showing]
             await first_of(showing, stop, watching)
             self._screen.end(self._clock.monotonic_s() - began, layout.public_url, self._token_file, stays=not once)
             if not once:
@@ -116,9 +118,14 @@ class Quickstart:
             self._screen.failed(error)
             return exit_code(error)
         finally:
-            await asyncio.shield(self._down(supervisor))
+            await asyncio.shield(self._down(supervisor, tasks))
 
-    async def _down(self, supervisor: HubSupervisor | None) -> None:
+    async def _down(self, supervisor: HubSupervisor | None, tasks: list[asyncio.Task[None]]) -> None:
+        """Stop watching before stopping what is watched, or it would be started again."""
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
         if self._agent is not None:
             await asyncio.to_thread(self._agent.stop, 10.0)
         if supervisor is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -85,18 +86,23 @@ class Screen:
         self._say("total", tenant=statement.tenant, period=statement.period, total=total, kind=kind)
 
     def _cost(self, book: AttemptBook) -> None:
+        """Charged clocks with their formula and clause, the others in one line."""
+        free = []
         for charge in book.charges:
-            payer = say(f"payer.{charge.payer}", self._lang)
-            line(f"  {formula_text(charge.formula, self._lang)}   {payer}")
-            line(f"    {charge.formula.clause}")
-        self._say("queue_free")
+            formula = charge.formula
+            if not formula.per_hour:
+                free.append(f"{say(f'phase.{formula.phase}', self._lang)} {formula.duration_us / 1e6:.3f} s")
+                continue
+            line(f"  {formula_text(formula, self._lang)}   {say(f'payer.{charge.payer}', self._lang)}")
+            line(f"    {formula.clause}")
+        self._say("free", clocks=", ".join([*free, say("quick.queue", self._lang)]))
 
     def page(self, record: JobRecord, url: str) -> None:
         self._say("page", trace=record.trace_id, url=url)
 
     def end(self, seconds: float, url: str, token_file: Path, *, stays: bool) -> None:
         self._say("took", seconds=f"{seconds:.1f}")
-        line(f"  export INTERTIE_URL={url} INTERTIE_TOKEN_FILE={token_file}")
+        line(f"  export PATH={Path(sys.executable).parent}:$PATH INTERTIE_URL={url} INTERTIE_TOKEN_FILE={token_file}")
         line("  printf '#!/bin/sh\\nhostname; date\\n' > hello.sh && intertie submit --no-work --wait hello.sh")
         line("  intertie statement")
         if stays:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import sys
 from collections.abc import Mapping
 from datetime import timedelta
@@ -48,13 +49,22 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     beat_s: Annotated[float, msgspec.Meta(gt=0)] = 1.0
 
 
-def application(bus: Bus, settings: GatewaySettings, objects: ObjectStore, clock: SystemClock, claims: ServiceClaims) -> web.Application:
+def application(bus: Bus, settings: GatewaySettings, objects: ObjectStore, clock: SystemClock, key: Key) -> web.Application:
     """The whole of HTTP."""
     app = web.Application(middlewares=[errors_and_trace], client_max_size=BODY_BYTES)
     door = Door(bus, clock)
     Api(bus, door).add_to(app)
     Files(bus, door, objects).add_to(app)
-    Pages(bus, door, clock, own_claims=claims.signed, public_url=settings.public_url, time_zone=settings.time_zone).add_to(app)
+    Pages(
+        bus,
+        door,
+        clock,
+        own_claims=ServiceClaims(key, "gateway", clock).signed,
+        # Ed25519 signatures are deterministic: every copy of the gateway, and the next start, reads the same links.
+        link_key=hashlib.sha256(key.sign(b"intertie: key of the links to jobs")).digest(),
+        public_url=settings.public_url,
+        time_zone=settings.time_zone,
+    ).add_to(app)
     described = msgspec.json.encode(document(VERSION))
 
     async def openapi(request: web.Request) -> web.Response:
@@ -99,7 +109,7 @@ async def run(environ: Mapping[str, str]) -> int:
     sweeper = Beat("objects", 3_600, scale=settings.beat_s)
     try:
         return await serve(
-            http=listen(application(bus, settings, objects, clock, ServiceClaims(key, "gateway", clock)), settings),
+            http=listen(application(bus, settings, objects, clock, key), settings),
             sweep=sweeper.run(lambda: objects.sweep(clock.now(), keep=timedelta(days=settings.object_days))),
         )
     finally:
