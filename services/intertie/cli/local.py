@@ -30,6 +30,8 @@ T = TypeVar("T")
 TIMEOUT_S = 10.0
 FOLLOW_S = 0.3
 """Pause between looks at a log that is followed: felt as at once, nothing for the agent."""
+CALLERS_OWN = frozenset({"HOME", "USER", "LOGNAME", "MAIL", "SHELL", "XDG_RUNTIME_DIR", "SUDO_USER", "SUDO_UID", "SUDO_GID"})
+"""Of the caller's environment, what another user must not be given."""
 PLACES = ("/var/lib/intertie/agent", "~/.local/share/intertie/agent")
 
 TEXTS: Mapping[str, tuple[str, str]] = {
@@ -147,7 +149,7 @@ def submit(
         name=(name or called)[:128],
         script=script,
         cwd=os.getcwd(),
-        env={key: value for key, value in os.environ.items() if "\x00" not in value},
+        env={key: value for key, value in os.environ.items() if not (as_user and key in CALLERS_OWN)},
         slots=slots,
         gpus=gpus,
         wall_s=wall_s,
