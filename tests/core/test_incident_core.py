@@ -94,6 +94,15 @@ def test_a_fault_that_returns_is_no_longer_recovered() -> None:
     assert back is not None and back.recovered_at is None and back.times == 2
 
 
+def test_a_silence_is_counted_once_for_as_long_as_it_lasts() -> None:
+    silent, heard = core.site_report(site(Freshness.UNKNOWN), []), core.site_report(site(Freshness.FRESH), [])
+    assert silent is not None and heard is not None
+    first = core.fold(None, silent, now=T0, new_id=ID)
+    assert core.fold(first, silent, now=LATER, new_id=ID) is first
+    again = core.fold(core.fold(first, heard, now=LATER, new_id=ID), silent, now=LATER, new_id=ID)
+    assert again is not None and (again.times, again.recovered_at) == (2, None)
+
+
 def test_the_first_to_acknowledge_stays_named() -> None:
     first = core.acknowledge(opened(), by="ann", now=T0)
     assert core.acknowledge(first, by="bob", now=LATER) is first

@@ -63,7 +63,9 @@ def _opened(report: ReportIncident, now: datetime, new_id: IncidentId) -> Incide
 
 
 def _again(record: IncidentRecord, report: ReportIncident, now: datetime) -> IncidentRecord:
-    """Seen once more: counted; it is never milder than it was, and no longer recovered."""
+    """Seen once more: counted; it is never milder than it was, and no longer recovered. A silence is one for as long as it lasts."""
+    if report.kind == SILENT and record.recovered_at is None:
+        return record
     worse = max(record.severity, report.severity, key=_RANK.__getitem__)
     return _next(
         record,
