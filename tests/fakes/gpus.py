@@ -1,4 +1,4 @@
-"""Cards that are not there: our own `libnvidia-ml.so.1` (nvml.c) under the real nvidia-ml-py, and hands to lose, occupy and heal them.
+"""Cards that are not there: our own `libnvidia-ml.so.1` (gpus.c) under the real nvidia-ml-py, and hands to lose, occupy and heal them.
 
 rack = Rack(folder, ["A100-SXM4-80GB"] * 2)     # builds the library; needs gcc
 site = await stack.add_site("site-a", env=rack.env, profile=rack.profile(interconnect="nvlink"))
@@ -14,7 +14,7 @@ import uuid
 from collections.abc import Sequence
 from pathlib import Path
 
-SOURCE = Path(__file__).with_name("nvml.c")
+SOURCE = Path(__file__).with_name("gpus.c")
 GPU_IS_LOST = 15
 NOT_SUPPORTED = 3
 MEMORY_MIB = 81_920
