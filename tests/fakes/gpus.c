@@ -9,14 +9,17 @@
      0.procs=4242,4243                                pids of the compute processes, empty for none
      0.error=15                                       every call on this card answers this nvmlReturn_t (15: the GPU is lost)
      0.error.util=3                                   one metric alone answers it
+     hang=1                                           every call waits for ever, as for a driver in D state; crash=1: it ends the process
 
    A key that is not there answers NVML_ERROR_NOT_SUPPORTED. Without `count` there is no driver. Shapes and numbers are those of the public
    header nvml.h (nvmlReturn_t, nvmlMemory_t, nvmlUtilization_t, nvmlProcessInfo_t of the v3 call). */
 #define _GNU_SOURCE
 #include <dlfcn.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #define EXPORT __attribute__((visibility("default")))
 enum { SUCCESS = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, INSUFFICIENT_SIZE = 7, DRIVER_NOT_LOADED = 9 };
@@ -53,9 +56,16 @@ static int look_up(const char *key, char *value, size_t room) {
   return found;
 }
 
+static void misbehave(void) {
+  char value[8];
+  if (look_up("crash", value, sizeof value)) raise(SIGSEGV);
+  while (look_up("hang", value, sizeof value)) pause();
+}
+
 /* A metric of a card as text: the card's error first, then the metric's, then its value. */
 static int text_of(handle card, const char *metric, char *value, size_t room) {
   char key[96], error[32];
+  misbehave();
   if (!initialised) return UNINITIALIZED;
   if (!card) return INVALID_ARGUMENT;
   snprintf(key, sizeof key, "%d.error", card->index);

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from tests.fakes.agents import GUEST, pool
 
@@ -41,7 +41,7 @@ from intertie.trust.keys import Key
 from intertie.trust.seal import seal
 
 E = TypeVar("E", bound=EntryBase)
-KINDS = {Lane.SCHEDULER: SchedulerEntry, Lane.METERING: MeteringEntry, Lane.REGISTRY: RegistryEntry}
+KINDS: Mapping[Lane, Any] = {Lane.SCHEDULER: SchedulerEntry, Lane.METERING: MeteringEntry, Lane.REGISTRY: RegistryEntry}
 
 
 @dataclass
