@@ -13,13 +13,14 @@ import os
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
 from intertie.bus.port import Bus
 from intertie.clock import Clock
 from intertie.contracts.incident import ReportIncident, Severity
-from intertie.errors import Refused
+from intertie.errors import Refused, Unavailable
 from intertie.identity.core import accounts
 from intertie.identity.core.accounts import Held, Verdict
 from intertie.identity.core.sites import SiteAccount
@@ -31,6 +32,8 @@ from intertie.trust import nats_jwt
 from intertie.trust.keys import Key
 
 LOG = log.get("identity.accounts")
+
+T = TypeVar("T")
 
 UPDATE = "$SYS.REQ.CLAIMS.UPDATE"
 LIST = "$SYS.REQ.CLAIMS.LIST"
@@ -106,17 +109,24 @@ class AccountPusher:
         """Push what the server lacks or holds otherwise; once per connection each account is looked up."""
         async with self._lock:
             known = await self._store.sites()
-            kept = await asyncio.to_thread(self._write_file, known)
-            listed = set(msgspec.json.decode(await self._ask(LIST, b""), type=_Listed).data or [])
+            kept = await self._keep(known)
+            listed = set((await self._ask(LIST, b"", _Listed)).data or [])
             for site in known:
-                if site.account not in listed or self._held.get(site.account) != site.jwt:
+                if site.account in listed and self._held.get(site.account) == site.jwt:
+                    continue
+                try:
                     await self._bring(site, kept.get(site.account))
+                except Refused as err:
+                    # One account that the server does not take must not keep the others from it.
+                    await self._report_once(
+                        site.site, "identity.account_refused", f"nats-server does not take {site.site}'s account", err.text
+                    )
             self.rounds += 1
 
     async def push(self, site: SiteAccount) -> None:
         """Bring one account to the server and into the file now. `Unavailable` if the server does not answer: the next beat does it then."""
         async with self._lock:
-            kept = await asyncio.to_thread(self._write_file, [site])
+            kept = await self._keep([site])
             await self._bring(site, kept.get(site.account))
 
     async def _bring(self, site: SiteAccount, kept: Held | None) -> None:
@@ -147,33 +157,47 @@ class AccountPusher:
         return await self._store.adopt(site.site, theirs.revoked_keys, sign=self._signer) or site
 
     async def _report_newer(self, site: SiteAccount, theirs: Held) -> None:
-        if (site.site, theirs.jwt) in self._reported:
-            return
-        await self._store.report(
-            ReportIncident(
-                key=f"identity.account_newer/{site.site}",
-                kind="identity.account_newer",
-                severity=Severity.CRITICAL,
-                title=f"The bus holds a newer account of site {site.site} than identity",
-                text=(
-                    f"Signed at {datetime.fromtimestamp(theirs.iat, UTC).isoformat()}, ours at {datetime.fromtimestamp(site.iat, UTC).isoformat()}: "
-                    "identity was restored from a backup. Nothing was replaced. Invite the site again, or revoke it."
-                ),
-                site=site.site,
-            )
+        at, ours = (datetime.fromtimestamp(iat, UTC).isoformat() for iat in (theirs.iat, site.iat))
+        text = f"It was signed at {at}, ours at {ours}: identity was restored from a backup. Nothing was replaced. Invite the site again, or revoke it."
+        await self._report_once(
+            site.site, "identity.account_newer", f"The bus holds a newer account of site {site.site} than identity", text
         )
-        self._reported.add((site.site, theirs.jwt))
+
+    async def _report_once(self, site: SiteName, kind: str, title: str, text: str) -> None:
+        """Report a fault; not again with each beat while this process lives and the text is the same."""
+        if (site, text) in self._reported:
+            return
+        LOG.error(title, site=site, text=text)
+        report = ReportIncident(key=f"{kind}/{site}", kind=kind, severity=Severity.CRITICAL, title=title, text=text, site=site)
+        await self._store.report(report)
+        self._reported.add((site, text))
 
     async def _look_up(self, account: str) -> Held | None:
-        return _held(account, (await self._ask(lookup_subject(account), b"")).decode("ascii", errors="replace"))
+        answer = await self._system.request(lookup_subject(account), b"", timeout_s=REQUEST_S)
+        return _held(account, answer.body.decode("ascii", errors="replace"))
 
     async def _update(self, account: str, jwt: str) -> None:
-        said = msgspec.json.decode(await self._ask(UPDATE, jwt.encode("ascii")), type=_Updated)
+        said = await self._ask(UPDATE, jwt.encode("ascii"), _Updated)
         if said.error is not None or said.data is None:
             raise Refused("identity.account_refused", f"nats-server refused account {account}: {said.error}", next_step="see its log")
 
-    async def _ask(self, subject: str, body: bytes) -> bytes:
-        return (await self._system.request(subject, body, timeout_s=REQUEST_S)).body
+    async def _ask(self, subject: str, body: bytes, kind: type[T]) -> T:
+        answer = await self._system.request(subject, body, timeout_s=REQUEST_S)
+        try:
+            return msgspec.json.decode(answer.body, type=kind)
+        except msgspec.MsgspecError as err:
+            raise Unavailable("identity.bus_answer", f"the answer of {subject} cannot be read: {err}", retry_after_s=5.0) from err
+
+    async def _keep(self, known: Sequence[SiteAccount]) -> Mapping[str, Held]:
+        """The file brought up to date; what it holds that is not ours. A file that cannot be written stops nothing but is reported."""
+        try:
+            return await asyncio.to_thread(self._write_file, known)
+        except OSError as err:
+            for site in known:
+                await self._report_once(
+                    site.site, "identity.accounts_file", "The bus' preload file cannot be written", f"{self._file}: {err.strerror}"
+                )
+            return {}
 
     def _write_file(self, known: Sequence[SiteAccount]) -> Mapping[str, Held]:
         """Put accounts into the preload file, whole or not at all, and never an older form over a newer one. What it holds that is not ours."""

@@ -129,9 +129,13 @@ class Registry:
     async def _lead(self) -> None:
         async with self.store.leading(LEADER_ROLE) as leader:
             LOG.info("leads the judging of silence", number=leader.number)
-            self._hearings.clear()
-            self._hears_since_s = self._looked_at_s = self.clock.monotonic_s()
+            self.takes_office()
             await self.beat.run(lambda: self.judge(leader))
+
+    def takes_office(self) -> None:
+        """Nothing seen before counts: every site's patience starts now."""
+        self._hearings.clear()
+        self._hears_since_s = self._looked_at_s = self.clock.monotonic_s()
 
     async def judge(self, leader: Leader) -> None:
         """One look at every site that is registered, and a word for every pool that changed unsaid."""
