@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -54,6 +56,18 @@ class NatsServer:
             self._process.kill()
             self._process.wait()
             self._process = None
+
+    def freeze(self) -> None:
+        """Stop every thread of it; returns when they stand."""
+        os.kill(self.pid, signal.SIGSTOP)
+        while not all((task / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] == "T" for task in self._threads()):
+            pass
+
+    def thaw(self) -> None:
+        os.kill(self.pid, signal.SIGCONT)
+
+    def _threads(self) -> list[Path]:
+        return list(Path(f"/proc/{self.pid}/task").iterdir())
 
     def wipe(self) -> None:
         """Remove JetStream's folder, running or not."""

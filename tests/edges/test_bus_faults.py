@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import signal
 from collections.abc import AsyncIterator, Iterator
 
 import nats
@@ -171,13 +169,25 @@ async def test_a_consumer_whose_stream_was_deleted_waits_and_goes_on_with_the_ne
 
 async def test_a_frozen_server_is_noticed_and_used_again_when_it_thaws(server: NatsServer, bus: NatsBus) -> None:
     await bus.subscribe("echo", echo)
-    os.kill(server.pid, signal.SIGSTOP)
+    server.freeze()
     try:
         assert not await bus.alive(0.3), "a flush that returned is life; a socket that is open is not"
         await until(lambda: not bus.connected, "three unanswered pings")
     finally:
-        os.kill(server.pid, signal.SIGCONT)
+        server.thaw()
     await until_asked(bus, "echo")
+
+
+async def test_asking_a_slow_server_for_life_does_not_end_the_connection(server: NatsServer, bus: NatsBus) -> None:
+    """nats-py's own `flush` would: the PONG that comes after its time is up ends its reading."""
+    states: list[bool] = []
+    bus.on_state(states.append)
+    await bus.subscribe("echo", echo)
+    server.freeze()
+    await bus.alive(0.1)
+    server.thaw()
+    await until_asked(bus, "echo")
+    assert await bus.alive(5) and states == [True]
 
 
 async def test_a_bus_that_need_not_wait_begins_when_its_server_comes() -> None:

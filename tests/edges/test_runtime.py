@@ -40,6 +40,14 @@ async def fails():
         raise KeyError("surprise")
     await asyncio.Event().wait()
 
+async def swallows():
+    while MODE == "swallow":
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            # Once, as libraries do.
+            await asyncio.sleep(60)
+
 async def hangs():
     while MODE == "hang":
         try:
@@ -56,7 +64,7 @@ async def run(environ):
     async with ready(FOLDER / "ready", "tested", {"port": 1}):
         if MODE == "start":
             await reach("postgres at h:1", absent, limit_s=60)
-        return await serve(works=works(), fails=fails(), hangs=hangs())
+        return await serve(works=works(), fails=fails(), hangs=hangs(), swallows=swallows())
 
 import intertie.runtime.process as process
 process.STOP_LIMIT_S = 0.3
@@ -136,6 +144,14 @@ async def test_what_hangs_while_stopping_is_named_and_left_behind(folder: Path) 
     process.child.send_signal(signal.SIGTERM)
     code, lines = await process.end()
     assert code == 1 and "hangs" in str(lines[-1]["tasks"])
+
+
+async def test_a_task_that_swallowed_its_cancellation_is_told_again(folder: Path) -> None:
+    process = Process("swallow", folder)
+    await process.until_ready()
+    process.child.send_signal(signal.SIGTERM)
+    code, _ = await process.end()
+    assert code == 0
 
 
 async def test_the_ready_mark_is_whole_or_absent(folder: Path) -> None:

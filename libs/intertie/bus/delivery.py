@@ -13,6 +13,7 @@ from contextvars import Context
 from typing import Protocol
 
 from intertie.bus.port import ConsumerSpec, Dead, Handler, Message
+from intertie.bus.workers import put_down
 from intertie.errors import IntertieError
 from intertie.observe import log, metrics
 
@@ -152,9 +153,4 @@ class Deliveries:
         self._closed = True
         self._waiting.clear()
         self._ready.clear()
-        running = set(self._tasks)
-        if running:
-            _, running = await asyncio.wait(running, timeout=grace_s)
-        for task in running:
-            task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
+        await put_down(list(self._tasks), grace_s)

@@ -21,6 +21,7 @@ from intertie.bus.nats_consumer import NatsConsumer
 from intertie.bus.nats_session import NO_HEADERS, Credentials, NotConnected, Session, expiry_s, message_of, order
 from intertie.bus.port import Appended, ConsumerSpec, Dead, Handler, Message, StreamSpec, StreamState, Subscription
 from intertie.bus.subjects import INBOX, check, lowered, matches
+from intertie.bus.workers import put_down
 from intertie.errors import IntertieError, Unavailable
 from intertie.observe import log, metrics
 
@@ -135,7 +136,7 @@ class NatsBus:
         """For ever: open a session, take over all that listens, watch it, and again."""
         loop = asyncio.get_running_loop()
         attempt, pause = 0, _FIRST_PAUSE_S
-        while True:
+        while not self._closed:
             try:
                 session = await self._begin(attempt)
             except NotConnected as error:
@@ -168,7 +169,7 @@ class NatsBus:
                 for listening in missing:
                     await listening.attach(session)
                 attached.update(missing)
-                if not await session.barrier(_BARRIER_S):
+                if not await session.barrier(_BARRIER_S) or self._closed:
                     raise NotConnected(session.url, session.reason)
         except (nats.errors.Error, OSError, RuntimeError) as error:
             await session.end()
@@ -196,7 +197,7 @@ class NatsBus:
     async def _watch(self, session: Session) -> None:
         """Return when the bus's session is of no more use; replace it before its credentials end."""
         loop = asyncio.get_running_loop()
-        while True:
+        while not self._closed:
             wait_s = 1.0 if session.renew_at is None else min(1.0, max(0.02, session.renew_at - loop.time()))
             try:
                 async with asyncio.timeout(wait_s):
@@ -413,12 +414,10 @@ class NatsBus:
             await subscription.close()
         self._open.clear()
         if self._supervisor:
-            self._supervisor.cancel()
-            await asyncio.gather(self._supervisor, return_exceptions=True)
+            await put_down([self._supervisor])
         session, self._session = self._session, None
         self._tell()
         if session is not None:
             await session.barrier(_BARRIER_S)
             await session.end()
-        if self._retiring:
-            await asyncio.wait(self._retiring, timeout=_BARRIER_S)
+        await put_down(list(self._retiring), grace_s=_BARRIER_S)

@@ -19,6 +19,7 @@ from intertie.bus.delivery import Deliveries
 from intertie.bus.nats_session import STATUS, Session, message_of
 from intertie.bus.port import ConsumerSpec, Dead, Handler, Message
 from intertie.bus.subjects import INBOX
+from intertie.bus.workers import put_down
 from intertie.errors import IntertieError, Unavailable
 from intertie.observe import log
 
@@ -87,6 +88,7 @@ class NatsConsumer:
         self._heard_at = 0.0
         self._trouble = ""
         self._wake = asyncio.Event()
+        self._closed = False
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -94,8 +96,8 @@ class NatsConsumer:
 
     async def close(self) -> None:
         if self._task:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+            self._closed = True
+            await put_down([self._task])
         await self._work.close()
 
     async def say(self, subject: str, word: bytes) -> None:
@@ -107,7 +109,7 @@ class NatsConsumer:
 
     async def _run(self) -> None:
         said = ""
-        while True:
+        while not self._closed:
             session = await self._session()
             try:
                 await self._consume(session)
@@ -152,7 +154,7 @@ class NatsConsumer:
     async def _pull_while_good(self, session: Session, inbox: str) -> None:
         loop = asyncio.get_running_loop()
         progress_at = loop.time() + self.spec.ack_wait_s / 3
-        while session.usable and session is self._current() and not self._trouble:
+        while not self._closed and session.usable and session is self._current() and not self._trouble:
             self._wake.clear()
             room = self.spec.backlog - self._work.held - self._requested
             if room > 0 and (self._requested == 0 or room * 2 >= self.spec.backlog):

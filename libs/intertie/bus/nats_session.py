@@ -169,7 +169,9 @@ class Session:
 
     @property
     def usable(self) -> bool:
-        return not self.lost.is_set() and self.client.is_connected
+        # A reading that ended by an error of its own leaves nats-py deaf, and `is_connected`.
+        reading = self.client._reading_task
+        return not self.lost.is_set() and self.client.is_connected and reading is not None and not reading.done()
 
     @property
     def max_message(self) -> int:
@@ -203,12 +205,15 @@ class Session:
         token = str(self._count)
         asked: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
         self._asked[token], self._subjects[token] = asked, subject
+        loop = asyncio.get_running_loop()
+        end = loop.time() + timeout_s
         try:
-            async with asyncio.timeout(timeout_s):
-                await self.publish(subject, body, headers, reply=self._inbox + token)
-                answer = await asked
-        except TimeoutError:
-            raise Unavailable("bus.timeout", f"no answer from {subject} within {timeout_s:g} s: it may have been done") from None
+            await self.publish(subject, body, headers, reply=self._inbox + token)
+            # Not a timeout that cancels: nats-py may swallow the cancellation, and then nothing would end this wait.
+            done, _ = await asyncio.wait((asked,), timeout=max(0.0, end - loop.time()))
+            if not done:
+                raise Unavailable("bus.timeout", f"no answer from {subject} within {timeout_s:g} s: it may have been done")
+            answer = asked.result()
         finally:
             del self._asked[token], self._subjects[token]
             if asked.done() and not asked.cancelled():
@@ -223,13 +228,23 @@ class Session:
             asked.set_result(message_of(msg))
 
     async def barrier(self, timeout_s: float) -> bool:
-        """True once the server has seen all that was sent before. Twice: nats-py writes its PING ahead of its own buffer."""
-        try:
-            async with asyncio.timeout(timeout_s):
-                for _ in range(2):
-                    await self.client.flush(timeout_s)  # type: ignore[arg-type]  # declared int, used as seconds
-        except (nats.errors.Error, OSError, TimeoutError, RuntimeError, AttributeError, AssertionError):
-            return False
+        """True once the server has seen all that was sent before. Twice: nats-py writes its PING ahead of its own buffer.
+
+        Not by `flush`: that cancels what waits for the PONG when time is up, and the late PONG then ends nats-py's reading for good.
+        """
+        loop = asyncio.get_running_loop()
+        end = loop.time() + timeout_s
+        for _ in range(2):
+            if not self.usable:
+                return False
+            pong: asyncio.Future[bool] = loop.create_future()
+            try:
+                await self.client._send_ping(pong)
+            except (nats.errors.Error, OSError, RuntimeError, AttributeError, AssertionError):
+                return False
+            done, _ = await asyncio.wait((pong,), timeout=max(0.0, end - loop.time()))
+            if not done:
+                return False
         return self.usable
 
     async def retire(self, limit_s: float = 3.0) -> None:

@@ -8,14 +8,47 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from contextvars import Context
 from typing import Generic, TypeVar
+
+from intertie.observe import log
+
+LOG = log.get("bus")
 
 T = TypeVar("T")
 
 # A handler that never waits would otherwise hold the loop for a whole backlog.
 _BREATHE_EVERY = 64
+
+
+# Between two reminders of a task that is to end, and how long it is reminded.
+_REMIND_S = 0.1
+_REMIND_LIMIT_S = 5.0
+
+
+async def put_down(tasks: Iterable[asyncio.Task[None]], grace_s: float = 0.0) -> None:
+    """Wait `grace_s` for these tasks, then cancel them until they are gone.
+
+    Until: nats-py swallows a cancellation in several places, and so does `asyncio.wait_for` of Python 3.11 when what it waited for comes in
+    the same turn of the loop. A task that was cancelled once may go on for ever. What still runs after some seconds is left behind.
+    """
+    me = asyncio.current_task()
+    given = {task for task in tasks if task is not me}
+    running = {task for task in given if not task.done()}
+    loop = asyncio.get_running_loop()
+    if running and grace_s > 0:
+        _, running = await asyncio.wait(running, timeout=grace_s)
+    end = loop.time() + _REMIND_LIMIT_S
+    while running and loop.time() < end:
+        for task in running:
+            task.cancel()
+        _, running = await asyncio.wait(running, timeout=_REMIND_S)
+    if running:
+        LOG.error("tasks did not end", tasks=sorted(task.get_name() for task in running))
+    for task in given - running:
+        if not task.cancelled() and (error := task.exception()):
+            LOG.error("a task had failed", task=task.get_name(), exc_info=error)
 
 
 class Workers(Generic[T]):
@@ -67,10 +100,4 @@ class Workers(Generic[T]):
         """Take nothing more; wait `grace_s` for what runs, then cancel it."""
         self._closed = True
         self._waiting.clear()
-        me = asyncio.current_task()
-        running = {task for task in self._tasks if task is not me}
-        if running and grace_s > 0:
-            _, running = await asyncio.wait(running, timeout=grace_s)
-        for task in running:
-            task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
+        await put_down(list(self._tasks), grace_s)

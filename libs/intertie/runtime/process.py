@@ -33,14 +33,14 @@ class _Stop(Exception):
 async def serve(**tasks: Coroutine[object, object, object]) -> int:
     """Run named tasks until SIGTERM or SIGINT (0) or until one fails (1, each reason said in one line). A task may end; the others go on."""
     code = 0
-    limit: list[asyncio.TimerHandle] = []
     asked = asyncio.Event()
+    stopping = _Stopping()
     _on_signal(asked.set)
     try:
         async with asyncio.TaskGroup() as group:
             for name, work in tasks.items():
-                group.create_task(work, name=name)
-            group.create_task(_until_asked(asked, limit), name="signals")
+                stopping.tasks.append(group.create_task(stopping.watch(work), name=name))
+            stopping.tasks.append(group.create_task(stopping.watch(_until_asked(asked)), name="signals"))
     except* _Stop:
         LOG.info("stopped", reason="asked to")
     except* Exception as failures:
@@ -49,8 +49,7 @@ async def serve(**tasks: Coroutine[object, object, object]) -> int:
             LOG.error("stopped", reason=str(error) or type(error).__name__, kind=type(error).__name__, exc_info=None if known else error)
         code = 1
     finally:
-        for timer in limit:
-            timer.cancel()
+        stopping.done()
         # From here on a second signal ends the process as it is.
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().remove_signal_handler(number)
@@ -63,18 +62,43 @@ def _on_signal(do: Callable[[], object]) -> None:
         loop.add_signal_handler(number, do)
 
 
-async def _until_asked(asked: asyncio.Event, limit: list[asyncio.TimerHandle]) -> None:
+async def _until_asked(asked: asyncio.Event) -> None:
     await asked.wait()
-    # Somebody's `finally` may hang on what is away: do not outlive our welcome.
-    limit.append(asyncio.get_running_loop().call_later(STOP_LIMIT_S, _give_up))
     raise _Stop
 
 
-def _give_up() -> None:
-    waiting = sorted(task.get_name() for task in asyncio.all_tasks())
-    LOG.error("stopped by force", reason=f"not put away within {STOP_LIMIT_S:g} s", tasks=waiting)
-    sys.stderr.flush()
-    os._exit(1)
+class _Stopping:
+    """From the first failure or signal on: libraries swallow a cancellation now and then, so it is repeated, and in the end not waited for."""
+
+    def __init__(self) -> None:
+        self.tasks: list[asyncio.Task[object]] = []
+        self._timers: list[asyncio.TimerHandle] = []
+
+    async def watch(self, work: Coroutine[object, object, object]) -> object:
+        try:
+            return await work
+        except Exception:
+            self._begin()
+            raise
+
+    def _begin(self) -> None:
+        if not self._timers:
+            loop = asyncio.get_running_loop()
+            self._timers = [loop.call_later(STOP_LIMIT_S / 3, self._remind), loop.call_later(STOP_LIMIT_S, self._give_up)]
+
+    def _remind(self) -> None:
+        for task in self.tasks:
+            task.cancel()
+
+    def _give_up(self) -> None:
+        waiting = sorted(task.get_name() for task in self.tasks if not task.done())
+        LOG.error("stopped by force", reason=f"not put away within {STOP_LIMIT_S:g} s", tasks=waiting)
+        sys.stderr.flush()
+        os._exit(1)
+
+    def done(self) -> None:
+        for timer in self._timers:
+            timer.cancel()
 
 
 def _leaves(group: BaseExceptionGroup[Exception]) -> list[Exception]:
