@@ -121,6 +121,10 @@ TEXTS: Mapping[str, tuple[str, str]] = {
         "next: intertie logs {job}; intertie statement shows who pays",
         "下一步:intertie logs {job};intertie statement 可看承担方",
     ),
+    "cli.log_tail": (
+        "· {site} has let the log go; its last lines, as the hub keeps them:",
+        "· 站点 {site} 已清理该日志;以下为平台保存的末尾部分:",
+    ),
     "cli.round": ("decided in {round}, waiting since {since}", "依据 {round},自 {since} 起等待"),
     "cli.fetched": ("{files} files in {folder}", "{files} 个文件已取回到 {folder}"),
     "cli.cancel_asked": (

@@ -25,8 +25,9 @@ from intertie.text import language, say
 data_option = click.option(
     "--data",
     type=click.Path(path_type=Path, file_okay=False),
+    envvar="INTERTIE_DATA_DIR",
     default=None,
-    help="The hub's folder (default: /var/lib/intertie as root, ~/.local/share/intertie otherwise).",
+    help="The hub's folder (default: INTERTIE_DATA_DIR, else /var/lib/intertie as root, ~/.local/share/intertie otherwise).",
 )
 
 
@@ -37,15 +38,15 @@ def hub() -> None:
 
 @hub.command()
 @data_option
-@click.option("--title", default="intertie")
+@click.option("--title", default="intertie", help="What the hub calls itself.")
 @click.option("--time-zone", default="Asia/Shanghai", help="Settlement time zone: cuts the periods of statements.")
 @click.option("--listen", "gateway_host", default="127.0.0.1", help="Address the gateway listens at.")
 @click.option("--bus-listen", "bus_host", default="127.0.0.1", help="Address the bus listens at; sites elsewhere must reach it.")
 @click.option("--public-url", default="", help="The gateway as sites and people reach it.")
 @click.option("--bus-url", "bus_urls", multiple=True, help="The bus as sites reach it; may be repeated.")
 @click.option("--port", default=8480, type=click.IntRange(1, 65535), help="Gateway port.")
-@click.option("--bus-port", default=4222, type=click.IntRange(1, 65535))
-@click.option("--database-port", default=54329, type=click.IntRange(1, 65535))
+@click.option("--bus-port", default=4222, type=click.IntRange(1, 65535), help="Port of the bus.")
+@click.option("--database-port", default=54329, type=click.IntRange(1, 65535), help="Port of the database.")
 @click.option(
     "--postgres-init",
     type=click.Path(path_type=Path, file_okay=False),

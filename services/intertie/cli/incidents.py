@@ -18,8 +18,8 @@ def incident() -> None:
 
 
 @incident.command("list")
-@click.option("--state", type=click.Choice([s.value for s in IncidentState]), default=None)
-@click.option("--site", default=None)
+@click.option("--state", type=click.Choice([s.value for s in IncidentState]), default=None, help="Only those in this state.")
+@click.option("--site", default=None, help="Only those of this site.")
 @json_option
 def list_incidents(state: str | None, site: str | None, as_json: bool) -> None:
     """Incidents, newest first."""

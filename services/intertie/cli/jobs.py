@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
@@ -15,10 +16,15 @@ from intertie.cli.session import connect
 from intertie.contracts.http import Link, ReasonBody
 from intertie.contracts.job import AttemptRecord, JobRecord, JobsReply, JobState, Story
 from intertie.contracts.link import LogChunk
+from intertie.contracts.usage import Statement
 from intertie.errors import IntertieError, NotFound, Refused, Unavailable
 from intertie.lifecycle import JOB_TERMINAL, word
 from intertie.pack import file_digest, unpack
+from intertie.rating.text import money_text
 from intertie.text import language, say
+
+# A site tells the last 2000 bytes of a log with the end of the attempt: what was printed is remembered as far back as that.
+TAIL_CHARACTERS = 2_000
 
 
 def state_text(job: JobRecord) -> str:
@@ -34,10 +40,10 @@ def asked(job: JobRecord) -> str:
 
 
 @click.command()
-@click.option("--state", type=click.Choice([s.value for s in JobState]), default=None)
-@click.option("--site")
-@click.option("--tenant")
-@click.option("--limit", type=click.IntRange(1, 1000), default=50)
+@click.option("--state", type=click.Choice([s.value for s in JobState]), default=None, help="Only jobs in this state.")
+@click.option("--site", help="Only jobs at this site.")
+@click.option("--tenant", help="Only this tenant's jobs.")
+@click.option("--limit", type=click.IntRange(1, 1000), default=50, show_default=True, help="How many.")
 @json_option
 def jobs(state: str | None, site: str | None, tenant: str | None, limit: int, as_json: bool) -> None:
     """List jobs, newest first."""
@@ -65,6 +71,7 @@ def job(job: str, as_json: bool) -> None:
         print_json(record)
         return
     tell_job(record)
+    tell_cost(client, record)
     try:
         line(client.post(f"/v1/jobs/{job}/link", Link, {}).url)
     except IntertieError as err:
@@ -86,6 +93,18 @@ def tell_job(record: JobRecord) -> None:
         tell_failure(record, record.attempts[-1])
     if record.trace_id:
         line(f"{say('page.trace', lang)} {record.trace_id}")
+
+
+def tell_cost(client: Client, record: JobRecord) -> None:
+    """What it cost so far, from its tenant's statement of the period that is open; nothing if nothing was metered in it."""
+    try:
+        told = client.get("/v1/statements", Statement, {"tenant": record.tenant})
+    except IntertieError as err:
+        note(f"{err.text} [{err.code}]")
+        return
+    for row in told.lines:
+        if row.job == record.job:
+            line(f"{say('page.cost', language())} {money_text(row.amount, told.currency)}")
 
 
 def attempt_text(attempt: AttemptRecord) -> str:
@@ -120,7 +139,10 @@ def explain(job: str, as_json: bool) -> None:
     line(state_text(record))
     if record.waiting is None:
         for attempt in record.attempts:
-            line(f"{say('page.attempt', lang, number=attempt.number)}: {attempt.site}/{attempt.pool}: {attempt.why_here}")
+            where = f"{attempt.site}/{attempt.pool}"
+            # The planner's words may begin with the place already.
+            why = attempt.why_here.removeprefix(f"{where}: ")
+            line(f"{say('page.attempt', lang, number=attempt.number)}: {where}: {why}")
         return
     waiting = record.waiting
     position = f"  #{waiting.position}" if waiting.position else ""
@@ -155,18 +177,41 @@ def logs(job: str, following: bool, attempt: str | None) -> None:
     client = connect()
     if following:
         sys.exit(follow(client, job, attempt=attempt))
-    offset = 0
-    while True:
-        chunk = client.get(f"/v1/jobs/{job}/logs", LogChunk, {"offset": offset, "attempt": attempt})
-        click.echo(chunk.text, nl=False)
-        if chunk.next_offset == offset or chunk.next_offset >= chunk.total:
-            return
-        offset = chunk.next_offset
+    record = client.get(f"/v1/jobs/{job}", JobRecord)
+    shown = drain(client, job, attempt or "", Shown())
+    tell_tail(record, attempt or "", shown)
+
+
+@dataclass(frozen=True)
+class Shown:
+    """How far a log was printed: the offset reached, and the end of the text (no longer than a kept tail)."""
+
+    offset: int = 0
+    end: str = ""
+
+
+def unseen(shown: str, tail: str) -> str:
+    """What of a log's kept tail was not printed yet, given the end of what was."""
+    for size in range(min(len(shown), len(tail)), 0, -1):
+        if shown.endswith(tail[:size]):
+            return tail[size:]
+    return tail
+
+
+def tell_tail(record: JobRecord, attempt: str, shown: Shown) -> None:
+    """A site lets an attempt's folder go once the hub has all of it; the hub keeps the last lines, and they are better than nothing."""
+    found = next((a for a in reversed(record.attempts) if attempt in ("", a.attempt)), None)
+    if found is None or found.outcome is None:
+        return
+    rest = unseen(shown.end, found.log_tail)
+    if rest and not shown.end:
+        note(say("cli.log_tail", language(), site=found.site))
+    click.echo(rest, nl=False)
 
 
 def follow(client: Client, job: str, *, attempt: str | None = None, poll_s: float = 0.5) -> int:
     """Print the log as it grows until the job ended; 0 if it succeeded. A silent site or hub is waited for, and said once."""
-    offset, said, seen = 0, "", ""
+    shown, said, seen = Shown(), "", ""
     while True:
         try:
             record = client.get(f"/v1/jobs/{job}", JobRecord)
@@ -175,10 +220,11 @@ def follow(client: Client, job: str, *, attempt: str | None = None, poll_s: floa
                 note(f"· {said}")
             current = attempt or (record.attempts[-1].attempt if record.attempts else "")
             if current != seen:
-                offset, seen = 0, current
+                shown, seen = Shown(), current
             if record.attempts:
-                offset = drain(client, job, current, offset)
+                shown = drain(client, job, current, shown)
             if record.state in JOB_TERMINAL:
+                tell_tail(record, current, shown)
                 if record.state is JobState.FAILED and record.attempts:
                     tell_failure(record, record.attempts[-1])
                 return 0 if record.state is JobState.SUCCEEDED else EXIT_FAILED
@@ -189,17 +235,18 @@ def follow(client: Client, job: str, *, attempt: str | None = None, poll_s: floa
         time.sleep(poll_s)
 
 
-def drain(client: Client, job: str, attempt: str, offset: int) -> int:
-    """Print what is new; the next offset."""
+def drain(client: Client, job: str, attempt: str, shown: Shown) -> Shown:
+    """Print what is new; how far it came. Nothing where the site has no such log (yet, or any more)."""
     while True:
         try:
-            chunk = client.get(f"/v1/jobs/{job}/logs", LogChunk, {"offset": offset, "attempt": attempt})
+            chunk = client.get(f"/v1/jobs/{job}/logs", LogChunk, {"offset": shown.offset, "attempt": attempt})
         except NotFound:
-            return offset
+            return shown
         click.echo(chunk.text, nl=False)
-        if chunk.next_offset == offset or not chunk.text:
-            return chunk.next_offset
-        offset = chunk.next_offset
+        # Where the log is gone, the place reached stays.
+        shown = Shown(max(shown.offset, chunk.next_offset), (shown.end + chunk.text)[-TAIL_CHARACTERS:])
+        if not chunk.text or chunk.next_offset >= chunk.total:
+            return shown
 
 
 @click.command()

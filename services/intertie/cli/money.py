@@ -90,19 +90,27 @@ def read_price(text: str) -> Price:
 
 
 @meterspec.command()
-@click.option("--title", required=True)
-@click.option("--provider", default="platform", help="`platform`, or a site's name.")
-@click.option("--consumer", default="*", help="A tenant, `platform`, or `*` for every tenant without an agreement of its own.")
-@click.option("--currency", default="CNY")
+@click.option("--title", required=True, help="What people call the agreement.")
+@click.option("--provider", default="platform", show_default=True, help="`platform`, or a site's name.")
+@click.option(
+    "--consumer", default="*", show_default=True, help="A tenant, `platform`, or `*` for every tenant without an agreement of its own."
+)
+@click.option("--currency", default="CNY", show_default=True, help="Three letters of ISO 4217.")
 @click.option("--price", "prices", multiple=True, required=True, help="KIND[:MODEL]=AMOUNT per device-hour; may be repeated.")
 @click.option(
     "--charge", "phases", multiple=True, type=click.Choice([p.value for p in UsagePhase]), help="Clocks that cost money (default: run)."
 )
 @click.option("--pays", "payers", multiple=True, help="END=WHO, such as job=tenant or site=site; the others as usual.")
-@click.option("--rounding", default="0.0001", help="Money is rounded to this, once per attempt.")
+@click.option("--rounding", default="0.0001", show_default=True, help="Money is rounded to this, once per attempt.")
 @click.option("--minimum", "minimum_s", type=click.IntRange(0), default=0, help="Seconds charged at least.")
-@click.option("--time-zone", default="Asia/Shanghai")
-@click.option("--from", "effective", type=click.DateTime(["%Y-%m-%dT%H:%M:%S%z", "%Y-%m-%d"]), default=None)
+@click.option("--time-zone", default="Asia/Shanghai", show_default=True, help="Cuts the periods.")
+@click.option(
+    "--from",
+    "effective",
+    type=click.DateTime(["%Y-%m-%dT%H:%M:%S%z", "%Y-%m-%d"]),
+    default=None,
+    help="From when it holds (default: now); without an offset, in the agreement's time zone.",
+)
 @json_option
 def agree(
     title: str,
@@ -151,7 +159,7 @@ def agree(
 
 
 @meterspec.command("list")
-@click.option("--party", default="")
+@click.option("--party", default="", help="Only agreements of this party: a tenant, a site, `platform`.")
 @json_option
 def list_specs(party: str, as_json: bool) -> None:
     """Agreed meter specs."""

@@ -38,7 +38,7 @@ def tenant() -> None:
 
 @tenant.command()
 @click.argument("name")
-@click.option("--title", default="")
+@click.option("--title", default="", help="Its full name.")
 @json_option
 def create(name: str, title: str, as_json: bool) -> None:
     """Create tenant NAME."""
@@ -80,8 +80,8 @@ def map_account(name: str, site: str, account: str | None, remove: bool) -> None
 
 @tenant.command()
 @click.argument("name")
-@click.option("--kind", type=click.Choice([k.value for k in DeviceKind]), default="gpu")
-@click.option("--site", default=None)
+@click.option("--kind", type=click.Choice([k.value for k in DeviceKind]), default="gpu", show_default=True, help="Of which devices.")
+@click.option("--site", default=None, help="At this site only (default: everywhere together).")
 @click.option("--limit", type=click.IntRange(0), default=None, help="Devices at once; without it the quota is removed.")
 @json_option
 def quota(name: str, kind: str, site: str | None, limit: int | None, as_json: bool) -> None:
@@ -119,11 +119,16 @@ def token() -> None:
 @token.command("create")
 @click.argument("name")
 @click.option(
-    "--role", "roles", multiple=True, required=True, type=click.Choice([r.value for r in Role if r not in (Role.SERVICE, Role.SITE)])
+    "--role",
+    "roles",
+    multiple=True,
+    required=True,
+    type=click.Choice([r.value for r in Role if r not in (Role.SERVICE, Role.SITE)]),
+    help="What it may do; may be repeated.",
 )
-@click.option("--tenant", default=None)
-@click.option("--site", default=None)
-@click.option("--days", type=click.IntRange(1, 366), default=90)
+@click.option("--tenant", default=None, help="Whose: needed for tenant_admin and tenant_user.")
+@click.option("--site", default=None, help="Whose: needed for site_owner.")
+@click.option("--days", type=click.IntRange(1, 366), default=90, show_default=True, help="How long it is good.")
 @json_option
 def create_token(name: str, roles: tuple[str, ...], tenant: str | None, site: str | None, days: int, as_json: bool) -> None:
     """Make a token for NAME (a person or a program)."""
@@ -166,7 +171,7 @@ def list_tokens(as_json: bool) -> None:
 
 @token.command()
 @click.argument("id")
-@click.option("--reason", default="")
+@click.option("--reason", default="", help="Why; kept in the audit trail.")
 def revoke(id: str, reason: str) -> None:
     """Revoke a token; claims already given from it end within five minutes."""
     record = connect().post(f"/v1/tokens/{id}/revoke", TokenRecord, ReasonBody(reason=reason))
@@ -187,7 +192,7 @@ def login(url: str, token_file: TextIO | None) -> None:
 
 @click.command()
 @click.argument("service", type=click.Choice(["registry", "scheduler", "metering", "identity", "incident"]))
-@click.option("--limit", type=click.IntRange(1, 1000), default=50)
+@click.option("--limit", type=click.IntRange(1, 1000), default=50, show_default=True, help="How many rows.")
 @json_option
 def audit(service: str, limit: int, as_json: bool) -> None:
     """Who did what at SERVICE, on what, why, with which result; newest first."""

@@ -9,6 +9,7 @@ import asyncio
 import hashlib
 import os
 import re
+import shlex
 import signal
 import socket
 import sys
@@ -58,20 +59,26 @@ STEP_LIMIT_S = 90.0
 
 @click.command()
 @click.option("--once", is_flag=True, help="Leave after the statement instead of staying up.")
-@click.option("--data", type=click.Path(path_type=Path, file_okay=False), default=None, help="Data folder.")
+@click.option(
+    "--data",
+    type=click.Path(path_type=Path, file_okay=False),
+    envvar="INTERTIE_DATA_DIR",
+    default=None,
+    help="Data folder (default: INTERTIE_DATA_DIR, else /var/lib/intertie as root, ~/.local/share/intertie otherwise).",
+)
 @click.option(
     "--job", "job_file", type=click.Path(path_type=Path, dir_okay=False, exists=True), default=None, help="Run this script first."
 )
 @click.option("--port", type=click.IntRange(1, 65535), default=8480, help="Gateway port.")
-@click.option("--bus-port", type=click.IntRange(1, 65535), default=4222)
-@click.option("--database-port", type=click.IntRange(1, 65535), default=54329)
+@click.option("--bus-port", type=click.IntRange(1, 65535), default=4222, help="Port of the bus.")
+@click.option("--database-port", type=click.IntRange(1, 65535), default=54329, help="Port of the database.")
 def quickstart(once: bool, data: Path | None, job_file: Path | None, port: int, bus_port: int, database_port: int) -> None:
     """Everything on this machine: bus, database, services, this machine as a site, real jobs, a priced statement.
 
     Stays up until Ctrl-C; jobs and data stay for the next run.
     """
     ports = HubPorts(gateway=port, bus=bus_port, database=database_port)
-    sys.exit(asyncio.run(Quickstart(data or default_data_dir(), ports, job_file).run(once=once)))
+    sys.exit(asyncio.run(Quickstart((data or default_data_dir()).absolute(), ports, job_file).run(once=once)))
 
 
 class Quickstart:
@@ -108,7 +115,7 @@ class Quickstart:
             showing = asyncio.create_task(self._show(layout.public_url, layout.data / "admin.token"))
             tasks += [watching, showing]
             await first_of(showing, stop, watching)
-            self._screen.end(self._clock.monotonic_s() - began, layout.public_url, self._token_file, stays=not once)
+            self._screen.end(self._clock.monotonic_s() - began, self._write_env(layout.public_url), stays=not once)
             if not once:
                 await first_of(asyncio.create_task(asyncio.Event().wait()), stop, watching)
             return 0
@@ -134,6 +141,12 @@ class Quickstart:
     @property
     def _token_file(self) -> Path:
         return self._data / "demo.token"
+
+    def _write_env(self, url: str) -> Path:
+        """The variables of this demonstration, to be sourced by any shell; paths and addresses only, nothing secret."""
+        text = demo_environment(self._data, url, self._token_file, self._data / f"site-{self._site}")
+        (self._data / "demo.env").write_text(text, encoding="utf-8")
+        return self._data / "demo.env"
 
     async def _show(self, url: str, admin_token: Path) -> None:
         """Tenant, agreement, site, jobs, books, statement."""
@@ -348,6 +361,18 @@ def write_secret(file: Path, text: str) -> None:
     handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(handle, "w", encoding="ascii") as out:
         out.write(text + "\n")
+
+
+def demo_environment(data: Path, url: str, token_file: Path, site: Path) -> str:
+    """Shell lines that make `intertie` speak to this hub as the demonstration's tenant, and `intertie local` to this site's agent."""
+    values = {
+        "INTERTIE_URL": url,
+        "INTERTIE_TOKEN_FILE": str(token_file),
+        "INTERTIE_DATA_DIR": str(data),
+        "INTERTIE_AGENT_SOCKET": str(site / "agent.sock"),
+    }
+    path = f'export PATH={shlex.quote(str(Path(sys.executable).parent))}:"$PATH"\n'
+    return path + "".join(f"export {name}={shlex.quote(value)}\n" for name, value in values.items())
 
 
 def agent_environment() -> dict[str, str]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
 import socket
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -100,9 +100,9 @@ class Screen:
     def page(self, record: JobRecord, url: str) -> None:
         self._say("page", trace=record.trace_id, url=url)
 
-    def end(self, seconds: float, url: str, token_file: Path, *, stays: bool) -> None:
+    def end(self, seconds: float, env_file: Path, *, stays: bool) -> None:
         self._say("took", seconds=f"{seconds:.1f}")
-        line(f"  export PATH={Path(sys.executable).parent}:$PATH INTERTIE_URL={url} INTERTIE_TOKEN_FILE={token_file}")
+        line(f"  . {shlex.quote(str(env_file))}")
         line("  printf '#!/bin/sh\\nhostname; date\\n' > hello.sh && intertie submit --no-work --wait hello.sh")
         line("  intertie statement")
         if stays:

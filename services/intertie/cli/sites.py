@@ -25,10 +25,10 @@ def site() -> None:
 
 @site.command()
 @click.argument("name")
-@click.option("--kind", type=click.Choice([k.value for k in SiteKind]), default="machines")
+@click.option("--kind", type=click.Choice([k.value for k in SiteKind]), default="machines", show_default=True, help="What the site runs.")
 @click.option("--owner", required=True, help="Who answers for the site: a person or a team.")
 @click.option("--tenant", required=True, help="The owner's own tenant.")
-@click.option("--title", default="")
+@click.option("--title", default="", help="Its full name.")
 @click.option("--hours", type=click.IntRange(1, 720), default=72, help="How long the token is good.")
 @json_option
 def invite(name: str, kind: str, owner: str, tenant: str, title: str, hours: int, as_json: bool) -> None:
@@ -66,7 +66,7 @@ def join(hub_url: str, token_file: TextIO, data: Path | None, profile: Path | No
 
 @site.command("list")
 @click.option("--accelerator", help="Only pools with this GPU model.")
-@click.option("--task-type", type=click.Choice([t.value for t in TaskType]), default=None)
+@click.option("--task-type", type=click.Choice([t.value for t in TaskType]), default=None, help="Only pools that take this type of task.")
 @json_option
 def list_sites(accelerator: str | None, task_type: str | None, as_json: bool) -> None:
     """Sites and their pools, by capability."""

@@ -40,7 +40,7 @@ from intertie.text import language, say
 @click.option("--gpu-memory", help="Memory of each GPU at least, such as 40G.")
 @click.option("--slots", type=click.IntRange(1), default=None, help="CPU slots, when no GPU is asked for.")
 @click.option("--time", "wall", help="Wall time limit as Slurm writes it: 30, 1:30:00, 2-00:00.")
-@click.option("--task-type", type=click.Choice([t.value for t in TaskType]), default=None)
+@click.option("--task-type", type=click.Choice([t.value for t in TaskType]), default=None, help="What kind of work it is (default: batch).")
 @click.option(
     "--if-site-silent", type=click.Choice([s.value for s in OnSilence]), default=None, help="wait for a silent site, or rerun elsewhere."
 )
