@@ -115,7 +115,24 @@ def test_the_sites_word_overrules_an_older_sample_and_a_newer_sample_overrules_t
     sight.taken([key], 100.5)
     assert seen(sight)[0] is DeviceState.LOCAL
     sight.observe(SITE, sample(at=NOW + timedelta(seconds=1), sequence=2), 101.0)
-    assert seen(sight)[0] is DeviceState.FREE
+    assert seen(sight, now_s=101.0)[0] is DeviceState.FREE
+
+
+def test_a_device_that_contradicts_itself_is_asked_ever_more_rarely() -> None:
+    """LINK D23: busy costs the site nothing, and the hub does not offer once a beat for ever."""
+    key, rests = (SITE, POOL, GPU), []
+    sight, at_s = Sight(live_s=1e9), 100.0
+    for number in range(9):
+        sight.observe(SITE, sample(at=NOW + timedelta(seconds=number), sequence=number), at_s - 0.5)
+        sight.taken([key], at_s)
+        sight.observe(SITE, sample(at=NOW + timedelta(seconds=number + 0.5), sequence=number), at_s + 0.1)
+        rests.append(next(wait for wait in range(100) if seen(sight, now_s=at_s + 0.1 + wait)[0] is DeviceState.FREE))
+        at_s += 200
+    assert rests == [0, 2, 4, 8, 16, 32, 60, 60, 60]
+    sight.freed([key], at_s)
+    sight.taken([key], at_s)
+    sight.observe(SITE, sample(at=NOW + timedelta(seconds=60), sequence=99), at_s + 0.1)
+    assert seen(sight, now_s=at_s + 0.1)[0] is DeviceState.FREE
 
 
 def test_nothing_makes_a_lost_device_free() -> None:

@@ -149,6 +149,8 @@ class Agent:
     slots: int = 2
     refuse: str = ""
     """A code: refuse offers with it (`device_busy` is no fault)."""
+    deaf: bool = False
+    """Answer no offer."""
     hold: bool = False
     """Take the go and do nothing with it."""
     samples: bool = True
@@ -192,7 +194,7 @@ class Agent:
         for one in fresh:
             self.heard.append(one)
             match one:
-                case Offer():
+                case Offer() if not self.deaf:
                     await self._offered(open_seal(one.sealed, self.scheduler_key, OfferBody))
                 case Go() if not self.hold:
                     await self._start(self.offers[one.attempt])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from zoneinfo import ZoneInfo
 
 import msgspec
@@ -26,8 +27,10 @@ from tests.edges.scheduler_world import (
 from tests.edges.store_world import running, until
 
 from intertie.bus.memory import MemoryBroker, MemoryBus, site_account
-from intertie.contracts.base import Empty, Event
+from intertie.clock import Clock, SystemClock
+from intertie.contracts.base import Empty, Event, encode
 from intertie.contracts.identity import AuditQuery, Role
+from intertie.contracts.incident import FaultReported
 from intertie.contracts.job import (
     AttemptsQuery,
     CancelJob,
@@ -43,12 +46,14 @@ from intertie.contracts.job import (
     SubmitJob,
     WaitReason,
 )
-from intertie.contracts.link import Offer, Settle, Stop
+from intertie.contracts.link import Offer, Settle, Stop, Withdraw
 from intertie.contracts.site import DeviceKind, DeviceState, Freshness, PoolChanged, SiteChanged
 from intertie.errors import Conflict, Denied, NotFound, Refused, Unavailable
 from intertie.ids import Digest, JobId, SiteName, TenantName
 from intertie.lane.memory import MemoryLaneTables
+from intertie.planner import Plan, Snapshot, objections
 from intertie.scheduler.memory import MemorySchedulerStore
+from intertie.scheduler.rounds import Check
 from intertie.scheduler.wiring import Parts, wire
 from intertie.trust.keys import Key
 
@@ -99,11 +104,13 @@ class Hub:
 
 
 @asynccontextmanager
-async def made(store: MemorySchedulerStore, broker: MemoryBroker, key: Key) -> AsyncIterator[Hub]:
+async def made(
+    store: MemorySchedulerStore, broker: MemoryBroker, key: Key, *, clock: Clock = CLOCK, check: Check = objections
+) -> AsyncIterator[Hub]:
     """A scheduler that runs on what is in the store."""
     bus: MemoryBus = broker.client("scheduler")
     tables = MemoryLaneTables(store)
-    parts = await wire(store, tables, bus, CLOCK, key, lambda: "", zone=ZoneInfo("Asia/Shanghai"), scale=0.2)
+    parts = await wire(store, tables, bus, clock, key, lambda: "", zone=ZoneInfo("Asia/Shanghai"), scale=0.2, check=check)
     async with running(parts.keeper.run()), running(parts.planner.run()), running(parts.watch()):
         await parts.keeper.listening.wait()
         yield Hub(parts, store, broker, key)
@@ -402,6 +409,61 @@ async def test_a_site_fault_is_run_again_elsewhere_if_the_job_may_be(hub: Hub, a
 
     await until(second, "a second attempt")
     await hub.reaches(again.job, "running")
+
+
+class Stepped(SystemClock):
+    """The machine's clock, some time ahead."""
+
+    ahead_s = 0.0
+
+    def now(self) -> datetime:
+        return super().now() + timedelta(seconds=self.ahead_s)
+
+
+async def test_an_offer_that_nobody_answers_is_taken_back() -> None:
+    """LINK D1: until a claim is on disk the offer may be withdrawn, and the job placed elsewhere; the late claim changes nothing."""
+    clock = Stepped()
+    async with made(MemorySchedulerStore(clock=clock), MemoryBroker(), Key.new("U"), clock=clock) as hub:
+        agent = hub.agent(deaf=True)
+        await hub.learn(*joined_events(SITE, 2, ACME))
+        async with alive(agent):
+            job = await hub.submit()
+            await until(lambda: any(isinstance(one, Offer) for one in agent.heard), "the offer is there")
+            clock.ahead_s = 60
+            found = await hub.reaches(job.job, "queued")
+            assert [a.state for a in found.attempts] == ["withdrawn"]
+            await until(lambda: any(isinstance(one, Withdraw) for one in agent.heard), "the site is told")
+
+
+async def test_a_plan_that_its_own_check_refuses_places_nothing_and_is_reported_once() -> None:
+    """The lane and the calls go on; a person is told."""
+    refusing = True
+
+    def check(plan: Plan, snapshot: Snapshot, now: datetime) -> list[str]:
+        return ["a device has two holders"] if refusing and plan.decisions else []
+
+    store = MemorySchedulerStore(clock=CLOCK)
+    async with made(store, MemoryBroker(), Key.new("U"), check=check) as hub:
+        agent = hub.agent()
+        await hub.learn(*joined_events(SITE, 2, ACME))
+        async with alive(agent):
+            job = await hub.submit()
+            await until(lambda: any(isinstance(event, FaultReported) for event in store.events), "it is reported")
+            await hub.submit("k2")
+            assert (await hub.job(job.job)).state == "queued" and not agent.heard
+            assert len([event for event in store.events if isinstance(event, FaultReported)]) == 1
+            refusing = False
+            await hub.reaches(job.job, "running")
+
+
+async def test_a_long_list_is_cut_to_what_one_message_carries(hub: Hub) -> None:
+    """A page says that there is more, whether its rows or its bytes ran out."""
+    for number in range(12):
+        await hub.submit(f"k{number}", args=["x" * 100_000])
+    page = await hub.parts.scheduler.jobs(JobsQuery(), USER)
+    rest = await hub.parts.scheduler.jobs(JobsQuery(after=page.jobs[-1].job), USER)
+    assert page.more and not rest.more and len(encode(page)) < 1_000_000
+    assert len(page.jobs) + len(rest.jobs) == 12
 
 
 async def test_a_restarted_scheduler_goes_on_where_it_was() -> None:

@@ -25,11 +25,10 @@ from intertie.contracts.job import (
     SubmitJob,
     WaitReason,
 )
-from intertie.contracts.link import Claimed, Ended, SchedulerEntry, Started
+from intertie.contracts.link import Claimed, Ended, OfferRefused, SchedulerEntry, Started
 from intertie.contracts.site import DeviceKind
 from intertie.errors import Stale
 from intertie.ids import (
-    AttemptId,
     DeviceId,
     Digest,
     EventId,
@@ -44,12 +43,13 @@ from intertie.ids import (
 )
 from intertie.planner import Decision
 from intertie.scheduler.core import life
+from intertie.scheduler.core.given import Fact
 from intertie.scheduler.core.interpret import Source, interpret
 from intertie.scheduler.core.orders import Order
 from intertie.scheduler.core.rows import AttemptState, Change, File, Ignored, Job
 from intertie.scheduler.memory import MemorySchedulerStore
 from intertie.scheduler.pg import PgSchedulerStore, Q
-from intertie.scheduler.store import EVERYTHING, Fact, Placement, RoundRow, SchedulerStore, Submitted, Told
+from intertie.scheduler.store import EVERYTHING, IDLE_ATTEMPTS_SHOWN, Placement, RoundRow, SchedulerStore, Submitted, Told, Withdrawal
 from intertie.store import Database, Leader
 from intertie.store.checks import check_queries
 from intertie.trust.rights import Scope
@@ -126,6 +126,9 @@ class Site:
 
     def claimed(self) -> SchedulerEntry:
         return Claimed(**self._base(), devices=list(self.record.devices))  # type: ignore[arg-type]  # the fields above
+
+    def refused(self) -> SchedulerEntry:
+        return OfferRefused(**self._base(), code="device_busy", text="", fault=False)  # type: ignore[arg-type]  # as above
 
     def started(self) -> SchedulerEntry:
         return Started(**self._base(), started=T0, devices=[], native_id="7", account="u")  # type: ignore[arg-type]  # as above
@@ -309,6 +312,33 @@ async def test_orders_follow_the_attempt_and_environment_travels_in_the_offer_on
     assert await store.orders(SiteName("site-b"), NO_MARK) == []
 
 
+async def test_an_offer_without_an_answer_is_taken_back_and_a_claim_that_came_first_wins(store: SchedulerStore) -> None:
+    silent, claimed = a_job("k1"), a_job("k2")
+    for number, job in enumerate((silent, claimed)):
+        await submit(store, job)
+        change = await place(store, job, f"slot-{number}", f"round-{number}")
+    await tell(store, Site(change).claimed())
+    asked = [Withdrawal(j.job, lambda file: life.withdraw(file, why="no answer", fault=False, now=T0)) for j in (silent, claimed)]
+    async with store.leading("planner") as leader:
+        (done,) = await store.withdraw(leader, asked)
+    assert done.job.job == silent.job
+    assert await state_of(store, silent) == (JobState.QUEUED, ["withdrawn"])
+    assert await state_of(store, claimed) == (JobState.PLACED, ["claimed"])
+    assert [o.order for o in await store.orders(SITE, NO_MARK)] == [Order.GO, Order.WITHDRAW]
+    with pytest.raises(Stale):
+        await store.withdraw(Leader("planner", 1, 0), asked)
+
+
+async def test_of_attempts_that_came_to_nothing_the_last_are_shown(store: SchedulerStore) -> None:
+    job = a_job()
+    await submit(store, job)
+    for number in range(IDLE_ATTEMPTS_SHOWN + 2):
+        site = Site(await place(store, job, name=f"round-{number}"))
+        await tell(store, site.refused())
+    view = await store.view(job.job, EVERYTHING)
+    assert view is not None and [a.number for a in view.attempts] == list(range(3, IDLE_ATTEMPTS_SHOWN + 3))
+
+
 async def test_new_orders_come_before_repeats(store: SchedulerStore) -> None:
     for number in range(3):
         job = a_job(f"k{number}")
@@ -416,9 +446,6 @@ async def test_attempts_are_given_out_by_pages(store: SchedulerStore) -> None:
     page = await store.attempts(None, 2)
     rest = await store.attempts(page[-1].record.attempt, 2)
     assert [s.record.attempt for s in (*page, *rest)] == sorted(names)
-    assert await store.attempt(AttemptId("att-none")) is None
-    held = await store.attempt(names[0])
-    assert held is not None and held.state == AttemptState.OFFERED.value
 
 
 async def test_a_cancel_leaves_one_audit_row_also_when_there_was_nothing_to_do(store: SchedulerStore) -> None:

@@ -8,7 +8,7 @@ from datetime import datetime
 
 from intertie.clock import Clock
 from intertie.contracts.base import EventMeta
-from intertie.contracts.job import AttemptRecord, AttemptSnapshot, JobsQuery, JobState, QuotaRecord, SetQuota, StoryLine
+from intertie.contracts.job import AttemptSnapshot, JobsQuery, JobState, QuotaRecord, SetQuota, StoryLine
 from intertie.contracts.site import DeviceKind
 from intertie.ids import AttemptId, DeviceId, Digest, JobId, PoolName, SiteName, TenantName
 from intertie.observe import tracing
@@ -16,8 +16,9 @@ from intertie.scheduler.core.backoff import BackOff, after_fault
 from intertie.scheduler.core.given import Fact, RoundInput, Used, Waited
 from intertie.scheduler.core.life import is_counted
 from intertie.scheduler.core.orders import Order, due
-from intertie.scheduler.core.rows import Attempt, Change, File, Ignored, Job, JobView, WaitVerdict, job_changed
+from intertie.scheduler.core.rows import Attempt, AttemptState, Change, File, Ignored, Job, JobView, WaitVerdict, job_changed
 from intertie.scheduler.store import (
+    IDLE_ATTEMPTS_SHOWN,
     QUEUE_LIMIT,
     VERDICTS_KEPT,
     Decide,
@@ -27,10 +28,13 @@ from intertie.scheduler.store import (
     RoundRow,
     Submitted,
     Told,
+    Withdrawal,
     new_first,
 )
 from intertie.store import Leader, MemoryStore, StoreTx
 from intertie.trust.rights import Scope
+
+_IDLE = (AttemptState.WITHDRAWN, AttemptState.REFUSED, AttemptState.NOT_STARTED)
 
 
 class MemorySchedulerStore(MemoryStore):
@@ -84,10 +88,12 @@ class MemorySchedulerStore(MemoryStore):
         return sorted((j for j in self.jobs.values() if j.state is JobState.QUEUED), key=lambda j: (j.queued_at, j.job))
 
     def _view(self, job: Job) -> JobView:
-        attempts = tuple(a.record for a in self.attempt_rows.values() if a.record.job == job.job)
+        mine = sorted((a.record for a in self.attempt_rows.values() if a.record.job == job.job), key=lambda a: (a.epoch, a.generation))
+        idle = [a for a in mine if a.state in _IDLE][-IDLE_ATTEMPTS_SHOWN:]
+        attempts = tuple(a for a in mine if a.state not in _IDLE or a in idle)
         position = self._queue().index(job) + 1 if job.state is JobState.QUEUED else 0
         verdicts = self.verdicts.get(job.job, ())
-        return JobView(job, tuple(sorted(attempts, key=lambda a: (a.epoch, a.generation))), verdicts[-1] if verdicts else None, position)
+        return JobView(job, attempts, verdicts[-1] if verdicts else None, position)
 
     async def view(self, job: JobId, scope: Scope) -> JobView | None:
         found = self.jobs.get(job)
@@ -204,6 +210,18 @@ class MemorySchedulerStore(MemoryStore):
             self.number_heads[head] = self.number_heads.get(head, 0) + 1
             self.numbers.setdefault((record.attempt, order), (self.service_epoch, self.number_heads[head]))
 
+    async def withdraw(self, leader: Leader, withdrawals: Sequence[Withdrawal]) -> list[Change]:
+        done: list[Change] = []
+        async with self.transaction() as tx:
+            await tx.fence(leader)
+            for withdrawal in sorted(withdrawals, key=lambda w: w.job):
+                job = self.jobs.get(withdrawal.job)
+                outcome = withdrawal.decide(File(job, self._live_of(job.job))) if job else None
+                if isinstance(outcome, Change):
+                    await self._save(outcome)
+                    done.append(outcome)
+        return done
+
     # --- instructions ------------------------------------------------------------------------------------------------------------------------
 
     async def orders(self, site: SiteName, mark: tuple[int, int]) -> list[OpenOrder]:
@@ -225,10 +243,6 @@ class MemorySchedulerStore(MemoryStore):
     async def attempts(self, after: AttemptId | None, limit: int) -> list[AttemptSnapshot]:
         rows = [a for name, a in sorted(self.attempt_rows.items()) if after is None or name > after]
         return [AttemptSnapshot(record=a.record, wall_s=a.wall_s) for a in rows[:limit]]
-
-    async def attempt(self, attempt: AttemptId) -> AttemptRecord | None:
-        found = self.attempt_rows.get(attempt)
-        return found.record if found else None
 
     # --- quotas and what others told ------------------------------------------------------------------------------------------------------------
 

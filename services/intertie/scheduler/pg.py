@@ -34,6 +34,7 @@ from intertie.scheduler.core.orders import Order, due
 from intertie.scheduler.core.rows import Attempt, Cancel, Change, File, Ignored, Job, JobView, WaitVerdict, job_changed
 from intertie.scheduler.store import (
     EVERYTHING,
+    IDLE_ATTEMPTS_SHOWN,
     QUEUE_LIMIT,
     VERDICTS_KEPT,
     Decide,
@@ -43,6 +44,7 @@ from intertie.scheduler.store import (
     RoundRow,
     Submitted,
     Told,
+    Withdrawal,
     new_first,
 )
 from intertie.store import Database, Leader, StoreTx, Tx, Violated, load_queries
@@ -55,7 +57,7 @@ PACKAGE = "intertie.scheduler"
 Q = load_queries(PACKAGE)
 
 # The longest story that one page can be asked for; a job with more has been refused thousands of times.
-STORY_LIMIT = 5_000
+STORY_LIMIT = 2_000
 ROUNDS_KEPT = timedelta(days=30)
 
 
@@ -208,6 +210,18 @@ class PgSchedulerStore:
                 await tx.run(Q.verdicts_prune, [t.job for t in verdicts], VERDICTS_KEPT)
             return placed
 
+    async def withdraw(self, leader: Leader, withdrawals: Sequence[Withdrawal]) -> list[Change]:
+        done: list[Change] = []
+        async with self.db.transaction() as tx:
+            await tx.fence(leader)
+            for withdrawal in sorted(withdrawals, key=lambda w: w.job):
+                file = await _locked(tx, withdrawal.job, EVERYTHING)
+                outcome = withdrawal.decide(file) if file else None
+                if isinstance(outcome, Change):
+                    await _save(tx, outcome)
+                    done.append(outcome)
+        return done
+
     # --- instructions ------------------------------------------------------------------------------------------------------------------------
 
     async def orders(self, site: SiteName, mark: tuple[int, int]) -> list[OpenOrder]:
@@ -238,11 +252,6 @@ class PgSchedulerStore:
         async with self.db.transaction(read_only=True) as tx:
             rows = await tx.all(Q.attempts_page, after, limit)
         return [AttemptSnapshot(record=decode(row["record"], AttemptRecord), wall_s=row["wall_s"]) for row in rows]
-
-    async def attempt(self, attempt: AttemptId) -> AttemptRecord | None:
-        async with self.db.transaction(read_only=True) as tx:
-            row = await tx.one(Q.attempt_load, attempt)
-        return _attempt(row).record if row else None
 
     # --- quotas and what others told ------------------------------------------------------------------------------------------------------------
 
@@ -424,7 +433,7 @@ async def _number_orders(tx: Tx, attempt: Attempt, *, cancelled: bool) -> None:
 async def _views(tx: Tx, rows: Sequence[asyncpg.Record]) -> list[JobView]:
     jobs = [row["job"] for row in rows]
     attempts: dict[str, list[AttemptRecord]] = {job: [] for job in jobs}
-    for row in await tx.all(Q.attempts_of_jobs, jobs):
+    for row in await tx.all(Q.attempts_of_jobs, jobs, IDLE_ATTEMPTS_SHOWN):
         attempts[row["job"]].append(decode(row["record"], AttemptRecord))
     verdicts = {row["job"]: _verdict(row) for row in await tx.all(Q.verdicts_of_jobs, jobs)}
     return [JobView(_job(row), tuple(attempts[row["job"]]), verdicts.get(row["job"]), row["position"]) for row in rows]

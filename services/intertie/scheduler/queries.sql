@@ -40,7 +40,14 @@ UPDATE job SET state = $2, queued_at = $3, ended_at = $4, cancel_at = $5, cancel
 WHERE job = $1 AND version = $13 - 1
 
 -- name: attempts_of_jobs
-SELECT job, record FROM attempt WHERE job = ANY($1::text[]) ORDER BY job, epoch, generation
+-- All that ran or hold something, and the last $2 of the others.
+SELECT job, record FROM (
+    SELECT job, record, state, epoch, generation, row_number() OVER (
+        PARTITION BY job, state IN ('offered', 'claimed', 'staging', 'running', 'ended') ORDER BY epoch DESC, generation DESC) AS age
+    FROM attempt WHERE job = ANY($1::text[])
+) a
+WHERE state IN ('offered', 'claimed', 'staging', 'running', 'ended') OR age <= $2
+ORDER BY job, epoch, generation
 
 -- name: verdicts_of_jobs
 SELECT DISTINCT ON (job) job, round, reason, text, since, rejections FROM verdict WHERE job = ANY($1::text[]) ORDER BY job, id DESC
@@ -107,10 +114,13 @@ SELECT job, env FROM job_env WHERE job = ANY($1::text[])
 INSERT INTO story (job, line) VALUES ($1, $2)
 
 -- name: story_load
-SELECT s.line FROM story s JOIN job j USING (job)
-WHERE s.job = $1 AND ($2::boolean OR j.tenant = $3 OR j.site = $4)
-ORDER BY s.id
-LIMIT $5
+-- The last $5 lines, in order.
+SELECT line FROM (
+    SELECT s.id, s.line FROM story s JOIN job j USING (job)
+    WHERE s.job = $1 AND ($2::boolean OR j.tenant = $3 OR j.site = $4)
+    ORDER BY s.id DESC
+    LIMIT $5
+) newest ORDER BY id
 
 -- name: queue_load
 SELECT * FROM job WHERE state = 'queued' AND cancel_at IS NULL ORDER BY queued_at, job LIMIT $1

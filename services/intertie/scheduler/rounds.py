@@ -4,32 +4,35 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from datetime import datetime, tzinfo
+from datetime import datetime, timedelta, tzinfo
 from functools import partial
 
 from intertie import planner
 from intertie.clock import Clock
 from intertie.contracts.base import encode
+from intertie.contracts.incident import ReportIncident, Severity
 from intertie.contracts.job import Rejection, WaitReason
 from intertie.contracts.link import Lane
 from intertie.errors import Stale, Unavailable
 from intertie.ids import Digest, RoundId, SiteName, digest, mint, new_attempt
 from intertie.lane.tables import LaneTables
 from intertie.observe import log, metrics
-from intertie.planner import Decision, Plan, Verdict
+from intertie.planner import Decision, Plan, Snapshot, Verdict
 from intertie.runtime import Beat
 from intertie.scheduler.core import life
 from intertie.scheduler.core.given import RoundInput
-from intertie.scheduler.core.rows import Change
+from intertie.scheduler.core.rows import AttemptState, Change
 from intertie.scheduler.core.snapshot import assemble
 from intertie.scheduler.knowledge import Knowledge
-from intertie.scheduler.store import Placement, RoundRow, SchedulerStore, Told
+from intertie.scheduler.store import Placement, RoundRow, SchedulerStore, Told, Withdrawal
 from intertie.store import Leader
 
 LOG = log.get("scheduler.rounds")
 ROUNDS = metrics.Counter("intertie_planner_rounds_total", "Rounds, by what came of them", ("outcome",))
 PLACED = metrics.Counter("intertie_planner_placed_total", "Attempts offered")
 SECONDS = metrics.Histogram("intertie_planner_round_seconds", "From load to saved")
+
+Check = Callable[[Plan, Snapshot, datetime], list[str]]
 
 ROLE = "planner"
 # The slow loop that always runs: a missed hint costs one beat, never a stall.
@@ -38,13 +41,12 @@ BEAT_S = 1.0
 LISTEN_S = 1.0
 # After losing office, or the database: soon enough that nobody notices, late enough not to spin.
 AGAIN_S = 0.5
-
-
-class PlanRefused(AssertionError):
-    """A plan with objections: our bug. Nothing of it is published."""
-
-    def __init__(self, broken: list[str]) -> None:
-        super().__init__("; ".join(broken))
+# An offer that has no answer after this long is taken back: longer than a lost answer, its repeat and a restart of the agent.
+UNANSWERED_S = 60.0
+# However fast a test lets beats go, an agent on a busy host may need this long.
+LEAST_UNANSWERED_S = 5.0
+# The same objection is reported again after this long while it lasts.
+FAULT_AGAIN_S = 600.0
 
 
 class Planner:
@@ -60,11 +62,16 @@ class Planner:
         *,
         zone: tzinfo,
         scale: float = 1.0,
+        check: Check = planner.objections,
     ) -> None:
+        """`check`: the second look at every plan before it is written."""
+        self._check = check
         self._store, self._lanes, self._knowledge, self._clock, self._nudge = store, lanes, knowledge, clock, nudge
         self._zone = zone
         self._beat = Beat("planner", BEAT_S, scale=scale)
+        self._unanswered = timedelta(seconds=max(UNANSWERED_S * scale, LEAST_UNANSWERED_S))
         self._listened_s = 0.0
+        self._reported_s: float | None = None
         self._epoch = 1
 
     def hint(self) -> None:
@@ -102,6 +109,7 @@ class Planner:
         began_s = self._clock.monotonic_s()
         await self.listen()
         given = await self._store.load_round(self._knowledge.world.limited())
+        await self._take_back(leader, given)
         if not given.queue:
             ROUNDS.inc(outcome="empty")
             return
@@ -110,9 +118,10 @@ class Planner:
         local = now.astimezone(self._zone).time()
         snapshot = assemble(given, known.world, known.sight, known.hearing, now=now, now_s=self._clock.monotonic_s(), local=local)
         plan = planner.plan(snapshot, now)
-        if broken := planner.objections(plan, snapshot, now):
+        if broken := self._check(plan, snapshot, now):
             ROUNDS.inc(outcome="refused")
-            raise PlanRefused(broken)
+            await self._report(broken)
+            return
         row = RoundRow(RoundId(mint("round")), now, Digest(""), len(given.queue), plan.report.not_examined)
         told = self._told(plan, given, now)
         if not told:
@@ -124,6 +133,38 @@ class Planner:
         ROUNDS.inc(outcome="saved")
         PLACED.inc(len(changes))
         await self._after(plan, changes)
+
+    async def _take_back(self, leader: Leader, given: RoundInput) -> None:
+        """Withdraw offers that nobody answers, so that their jobs may run elsewhere. A claim that comes first wins: both meet on one row."""
+        now, now_s, late = self._clock.now(), self._clock.monotonic_s(), list[Withdrawal]()
+        for attempt in given.live:
+            record = attempt.record
+            if attempt.state is not AttemptState.OFFERED or now - record.offered_at < self._unanswered:
+                continue
+            heard = self._knowledge.hearing.heard(record.site, now_s)
+            why = f"{record.site} {'is heard and' if heard else 'is silent: it'} has not answered the offer since {record.offered_at:%H:%M:%S}Z"
+            late.append(Withdrawal(record.job, partial(life.withdraw, why=why, fault=heard, now=now)))
+        if late:
+            for change in await self._store.withdraw(leader, late):
+                LOG.warning("an offer was withdrawn", job=change.job.job, why=change.reason)
+            self.hint()
+
+    async def _report(self, broken: list[str]) -> None:
+        """A plan with objections is our bug: nothing of it is published, and a person is told. The lane and the calls go on."""
+        LOG.error("a plan was refused", objections=broken)
+        now_s = self._clock.monotonic_s()
+        if self._reported_s is not None and now_s - self._reported_s < FAULT_AGAIN_S:
+            return
+        report = ReportIncident(
+            key="scheduler.plan_refused",
+            kind="scheduler.plan_refused",
+            severity=Severity.CRITICAL,
+            title="The planner made a plan that its own check refuses",
+            text=f"Nothing was placed. {'; '.join(broken)}"[:4_000],
+        )
+        async with self._store.transaction() as tx:
+            await tx.fault(report)
+        self._reported_s = now_s
 
     async def _after(self, plan: Plan, changes: list[Change]) -> None:
         for site in sorted({change.attempt.record.site for change in changes if change.attempt}):

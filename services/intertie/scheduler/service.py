@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import tzinfo
-from typing import Any
+from typing import Any, TypeVar
 
 from intertie.bus.rpc import Caller, Serve
 from intertie.clock import Clock
 from intertie.contracts import endpoints
-from intertie.contracts.base import Empty
+from intertie.contracts.base import Empty, encode
 from intertie.contracts.endpoints import Endpoint
 from intertie.contracts.identity import AuditQuery, AuditReply
 from intertie.contracts.job import (
@@ -42,6 +42,11 @@ from intertie.scheduler.rounds import Planner
 from intertie.scheduler.store import SchedulerStore
 from intertie.store import audit_reply
 from intertie.trust import rights
+
+T = TypeVar("T")
+
+# An answer must fit NATS' 1 MiB with its headers, beside a job's own record.
+REPLY_BYTES = 600 * 1024
 
 
 class Scheduler:
@@ -173,12 +178,14 @@ class Scheduler:
 
     async def jobs(self, request: JobsQuery, caller: Caller) -> JobsReply:
         views, more = await self._store.views(request, rights.scope(caller.claims, "job.read"))
-        return JobsReply(jobs=[self._record(view) for view in views], more=more)
+        records = within([self._record(view) for view in views])
+        return JobsReply(jobs=records, more=more or len(records) < len(views))
 
     async def story(self, request: JobQuery, caller: Caller) -> Story:
         view = await self._view(request, caller, "job.read")
         lines = await self._store.story(request.job, rights.scope(caller.claims, "job.read"))
-        return Story(job=self._record(view), lines=lines)
+        # The newest lines matter most; the beginning of a story too long for one message is in the audit and on disk.
+        return Story(job=self._record(view), lines=within(lines[::-1])[::-1])
 
     async def logs(self, request: LogsQuery, caller: Caller) -> LogChunk:
         """Bytes of a log, from the site that has it; the hub keeps only the tail of what ended."""
@@ -193,7 +200,8 @@ class Scheduler:
     async def attempts(self, request: AttemptsQuery, caller: Caller) -> AttemptsReply:
         rights.require(caller.claims, "service.snapshot")
         found = await self._store.attempts(request.after, request.limit + 1)
-        return AttemptsReply(attempts=found[: request.limit], more=len(found) > request.limit)
+        page = within(found[: request.limit])
+        return AttemptsReply(attempts=page, more=len(found) > len(page))
 
     async def quotas(self, _: Empty, caller: Caller) -> QuotasReply:
         scope = rights.scope(caller.claims, "quota.read")
@@ -202,6 +210,17 @@ class Scheduler:
     async def audit(self, request: AuditQuery, caller: Caller) -> AuditReply:
         rights.require(caller.claims, "audit.read")
         return await audit_reply(self._store, request)
+
+
+def within(items: Sequence[T]) -> list[T]:
+    """As many of the items as one answer can carry, and at least one."""
+    kept, left = list[T](), REPLY_BYTES
+    for item in items:
+        left -= len(encode(item)) + 1
+        if kept and left < 0:
+            break
+        kept.append(item)
+    return kept
 
 
 def _plain(rejection: Rejection) -> dict[str, str]:

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from intertie.contracts.base import EventMeta
 from intertie.contracts.identity import AuditQuery, AuditRow
-from intertie.contracts.job import AttemptRecord, AttemptSnapshot, JobsQuery, QuotaRecord, Rejection, SetQuota, StoryLine, WaitReason
+from intertie.contracts.job import AttemptSnapshot, JobsQuery, QuotaRecord, Rejection, SetQuota, StoryLine, WaitReason
 from intertie.ids import AttemptId, Digest, JobId, RoundId, SiteName, TenantName
 from intertie.scheduler.core.given import Fact, RoundInput
 from intertie.scheduler.core.orders import Order
@@ -26,6 +26,8 @@ from intertie.trust.rights import Scope
 QUEUE_LIMIT = 2_000
 # Rounds that are remembered per job: enough to see a reason change, few enough that a week of waiting stays small.
 VERDICTS_KEPT = 20
+# Attempts that came to nothing and are shown with their job; those that ran are always shown. The rest stays in the story and in the audit.
+IDLE_ATTEMPTS_SHOWN = 50
 # Instructions in one answer; the keeper also bounds its bytes.
 ORDERS_LIMIT = 64
 
@@ -73,6 +75,14 @@ class Told:
 class Placement:
     job: JobId
     decide: DecidePlacement
+
+
+@dataclass(frozen=True, slots=True)
+class Withdrawal:
+    """An offer that nobody answers is to be taken back."""
+
+    job: JobId
+    decide: Decide
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,13 +144,15 @@ class SchedulerStore(Protocol):
         """Fenced. A placement whose job has left the queue, or whose device has a holder, is left out; what was placed comes back."""
         ...
 
+    async def withdraw(self, leader: Leader, withdrawals: Sequence[Withdrawal]) -> list[Change]:
+        """Fenced. What was answered meanwhile is left alone; what was withdrawn comes back."""
+        ...
+
     async def orders(self, site: SiteName, mark: tuple[int, int]) -> list[OpenOrder]:
         """What the site is to be told, new before known. `mark`: the highest (epoch, number) that it has on disk."""
         ...
 
     async def attempts(self, after: AttemptId | None, limit: int) -> list[AttemptSnapshot]: ...
-
-    async def attempt(self, attempt: AttemptId) -> AttemptRecord | None: ...
 
     async def quotas(self) -> list[QuotaRecord]: ...
 

@@ -13,12 +13,13 @@ from intertie.contracts.link import Lane
 from intertie.ids import SiteName
 from intertie.lane.keeper import LaneKeeper
 from intertie.lane.tables import LaneTables
+from intertie.planner import objections
 from intertie.scheduler.asks import Asker
 from intertie.scheduler.core.hearing import SILENT_S, Hearing
 from intertie.scheduler.core.sight import LIVE_S, Sight
 from intertie.scheduler.core.world import World
 from intertie.scheduler.knowledge import QUIET_S, Knowledge
-from intertie.scheduler.rounds import Planner
+from intertie.scheduler.rounds import Check, Planner
 from intertie.scheduler.service import Scheduler
 from intertie.scheduler.site_lane import SiteLane
 from intertie.scheduler.store import SchedulerStore
@@ -62,6 +63,7 @@ async def wire(
     *,
     zone: tzinfo,
     scale: float = 1.0,
+    check: Check = objections,
 ) -> Parts:
     """Make the pieces and load what was known. `claims`: this service's own signed claims, when asked."""
     epoch = await store.epoch()
@@ -88,7 +90,7 @@ async def wire(
     async def nudge(site: SiteName) -> None:
         await keeper.nudge(site)
 
-    planner = Planner(store, lanes, knowledge, clock, nudge, zone=zone, scale=scale)
+    planner = Planner(store, lanes, knowledge, clock, nudge, zone=zone, scale=scale, check=check)
     lane = SiteLane(store, lanes, knowledge, planner, clock, key, scale=scale)
     keeper = LaneKeeper(
         bus,

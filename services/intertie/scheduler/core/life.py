@@ -151,6 +151,17 @@ def cancel(file: File, *, actor: str, reason: str, now: datetime) -> Change | Ig
     return Change(file, after, attempt, actor, told, now, (note,))
 
 
+def withdraw(file: File, *, why: str, fault: bool, now: datetime) -> Change | Ignored:
+    """Take an unclaimed offer back and queue the job again. A claim that is on disk by now has won, and nothing happens."""
+    job, attempt = file.job, file.attempt
+    if attempt is None or attempt.state is not AttemptState.OFFERED or job.state is not JobState.PLACED:
+        return Ignored("the offer was answered by now")
+    fields = {"state": AttemptState.WITHDRAWN.value, "ended_at": now, "reason": why}
+    after = moved(job, JobEvent.REFUSE, now)
+    told = line(after, "offer withdrawn", PLANNER, now, now, why=why, attempt=attempt.record.attempt)
+    return Change(file, after, noted(attempt, record=fields, live=False), PLANNER, why, now, (told,), fault=why if fault else "")
+
+
 def is_counted(record: AttemptRecord) -> bool:
     """Whether an ended attempt counts against its tenant's allowance: its success, its own fault, its own cancellation. The exact sum is
     metering's; this is what the scheduler has spent meanwhile."""

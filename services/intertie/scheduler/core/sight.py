@@ -20,6 +20,9 @@ LIVE_S = 5.0
 # Nodes of one site; a site that says more is not believed further, so that no site can fill the hub's memory.
 NODES_PER_SITE = 4_096
 
+# A device that says free and is refused as busy: the site's own words contradict each other, and asking more often mends nothing.
+LONGEST_REST_S = 60.0
+
 Key = tuple[SiteName, PoolName, DeviceId]
 
 
@@ -40,7 +43,8 @@ class Sight:
     _nodes: dict[tuple[SiteName, str], tuple[int, datetime]] = field(default_factory=dict)
     _seen: dict[Key, _Seen] = field(default_factory=dict)
     _freed: dict[Key, float] = field(default_factory=dict)
-    _taken: dict[Key, float] = field(default_factory=dict)
+    _taken: dict[Key, tuple[float, int]] = field(default_factory=dict)
+    """When the site last refused it as busy, and how often in a row."""
 
     def observe(self, site: SiteName, sample: NodeSample, received_s: float) -> bool:
         """Take a node's sample, unless a later one is held; True if the state of a device changed."""
@@ -64,9 +68,13 @@ class Sight:
             self._taken.pop(key, None)
 
     def taken(self, keys: Iterable[Key], at_s: float) -> None:
-        """The site refused these as busy: an older sample that still says `free` is out of date."""
+        """The site refused these as busy: an older sample that still says `free` is out of date.
+
+        A device that is refused again and again although its samples say `free` is asked ever more rarely: the site pays nothing, and the
+        hub does not offer once a beat for ever.
+        """
         for key in keys:
-            self._taken[key] = at_s
+            self._taken[key] = (at_s, self._taken.get(key, (0.0, 0))[1] + 1)
             self._freed.pop(key, None)
 
     def devices(
@@ -80,19 +88,22 @@ class Sight:
         for key, seen in self._seen.items():
             if key[:2] == (site, pool):
                 live = self._is_live(seen, now, now_s, offset_s)
-                found[key[2]] = DeviceView(key[2], seen.sample.kind, self._state(key, seen), live, seen.node)
+                found[key[2]] = DeviceView(key[2], seen.sample.kind, self._state(key, seen, now_s), live, seen.node)
         return tuple(found[name] for name in sorted(found))
 
     def _is_live(self, seen: _Seen, now: datetime, now_s: float, offset_s: float) -> bool:
         age = now - (seen.sampled + timedelta(seconds=offset_s))
         return now_s - seen.received_s <= self.live_s and abs(age.total_seconds()) <= self.live_s
 
-    def _state(self, key: Key, seen: _Seen) -> DeviceState:
+    def _state(self, key: Key, seen: _Seen, now_s: float) -> DeviceState:
         state = seen.sample.state
         if state is DeviceState.OURS and seen.received_s <= self._freed.get(key, -1.0):
             return DeviceState.FREE
-        if state is DeviceState.FREE and seen.received_s <= self._taken.get(key, -1.0):
-            return DeviceState.LOCAL
+        if state is DeviceState.FREE and key in self._taken:
+            at_s, times = self._taken[key]
+            rest_s = min(2.0 ** min(times - 1, 10), LONGEST_REST_S) if times > 1 else 0.0
+            if seen.received_s <= at_s or now_s - at_s < rest_s:
+                return DeviceState.LOCAL
         return state
 
     def prune(self, now_s: float) -> None:
@@ -101,6 +112,6 @@ class Sight:
         for key, seen in gone.items():
             del self._seen[key]
             self._nodes.pop((key[0], seen.node), None)
-        for book in (self._freed, self._taken):
-            for key in [key for key, at_s in book.items() if now_s - at_s > 60 * self.live_s]:
-                del book[key]
+        old_s = now_s - 60 * self.live_s
+        self._freed = {key: at_s for key, at_s in self._freed.items() if at_s > old_s}
+        self._taken = {key: taken for key, taken in self._taken.items() if taken[0] > old_s}
