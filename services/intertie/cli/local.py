@@ -131,17 +131,27 @@ def local(ctx: click.Context, data: str | None) -> None:
     ctx.obj = data
 
 
-@local.command(context_settings={"ignore_unknown_options": True})
+# Options end where the command begins: what follows is the command's own, and a misspelt option of ours is an error, not a command.
+@local.command(context_settings={"allow_interspersed_args": False})
 @click.argument("command", nargs=-1, required=True, metavar="SCRIPT | -- COMMAND…")
 @click.option("--slots", type=click.IntRange(1), default=1, show_default=True, help="CPU slots (when no GPU is asked for).")
 @click.option("--gpus", type=click.IntRange(0), default=0, show_default=True, help="GPUs.")
 @click.option("--wall", "wall_s", type=click.IntRange(1), help="Stop it after so many seconds.")
 @click.option("--name", help="What to call it; the script's name otherwise.")
 @click.option("--as", "as_user", default="", metavar="USER", help="Root only: run as this user.")
+@click.option("--wait", is_flag=True, help="Follow its log and leave with its outcome.")
 @json_option
 @click.pass_obj
 def submit(
-    data: str | None, command: tuple[str, ...], slots: int, gpus: int, wall_s: int | None, name: str | None, as_user: str, as_json: bool
+    data: str | None,
+    command: tuple[str, ...],
+    slots: int,
+    gpus: int,
+    wall_s: int | None,
+    name: str | None,
+    as_user: str,
+    wait: bool,
+    as_json: bool,
 ) -> None:
     """Run a script (a file), or a command after `--`, in this folder and with this environment."""
     script, called = _script(command)
@@ -155,11 +165,17 @@ def submit(
         wall_s=wall_s,
         as_user=as_user,
     )
-    job = call(find_socket(data), "POST", "/v1/jobs", LocalJob, asked)
+    path = find_socket(data)
+    job = call(path, "POST", "/v1/jobs", LocalJob, asked)
     if as_json:
         print_json(job)
+    elif wait:
+        note(job.job)
     else:
-        line(_say("submitted", job=job.job, word=_say(f"word.{job.word}")))
+        line(job.job)
+        note(_say("submitted", job=job.job, word=_say(f"word.{job.word}")))
+    if wait:
+        sys.exit(_show_log(path, job.job, follow=True))
 
 
 def _script(command: tuple[str, ...]) -> tuple[str, str]:
@@ -206,7 +222,11 @@ def jobs(data: str | None, as_json: bool) -> None:
 @click.pass_obj
 def logs(data: str | None, job: str, follow: bool) -> None:
     """Print what a local job wrote. With -f the exit code says how it ended."""
-    path = find_socket(data)
+    sys.exit(_show_log(find_socket(data), job, follow=follow))
+
+
+def _show_log(path: str, job: str, *, follow: bool) -> int:
+    """Print the log; the exit code, which with `follow` says how the job ended."""
     offset = 0
     while True:
         chunk = call(path, "GET", f"/v1/jobs/{job}/log?offset={offset}", LocalLog)
@@ -216,11 +236,13 @@ def logs(data: str | None, job: str, follow: bool) -> None:
             break
         if not moved:
             time.sleep(FOLLOW_S)
-    if follow:
-        ended = call(path, "GET", f"/v1/jobs/{job}", LocalJob)
-        if ended.outcome != "succeeded":
-            note(f"{_say(f'outcome.{ended.outcome}') if ended.outcome else ended.word}: {ended.reason}")
-            sys.exit(EXIT_FAILED)
+    if not follow:
+        return 0
+    ended = call(path, "GET", f"/v1/jobs/{job}", LocalJob)
+    if ended.outcome == "succeeded":
+        return 0
+    note(f"{_say(f'outcome.{ended.outcome}') if ended.outcome else ended.word}: {ended.reason}")
+    return EXIT_FAILED
 
 
 @local.command()
