@@ -187,5 +187,5 @@ async def test_the_socket_is_open_to_its_group_and_nobody_else(house: House) -> 
 async def test_a_user_sees_only_their_own_work(house: House) -> None:
     job = await house.submit("--", "true")
     with pytest.raises(NotFound):
-        house.world.site.local_job(job.job, 54_321, everyone=False)
+        house.world.site.owner.job(job.job, 54_321, everyone=False)
     await house.local("logs", "-f", job.job)

@@ -18,6 +18,8 @@ from intertie.ids import AttemptId, JobId
 # Ended work that stays listed. Beyond it the oldest rows go: the hub and the journal's entries are the lasting record.
 KEPT_LOCAL = 500
 KEPT_SETTLED = 5_000
+# Jobs and attempts whose generation or stop is remembered. The hub stops repeating an offer within its life of minutes; this is months.
+KEPT_NAMES = 100_000
 
 _encode = msgspec.json.Encoder(decimal_format="string").encode
 _decode = msgspec.json.Decoder(Attempt).decode
@@ -111,4 +113,8 @@ def prune(cursor: Cursor) -> Sequence[AttemptId]:
         query = f"SELECT id FROM attempt WHERE {condition} ORDER BY id DESC LIMIT -1 OFFSET ?"  # noqa: S608  # two constants
         over += [AttemptId(row[0]) for row in cursor.execute(query, (State.ENDED.value, State.NOT_STARTED.value, kept))]
     cursor.executemany("DELETE FROM attempt WHERE id = ?", [(name,) for name in over])
+    cursor.execute(
+        "DELETE FROM tombstone WHERE attempt IN (SELECT attempt FROM tombstone ORDER BY at DESC LIMIT -1 OFFSET ?)", (KEPT_NAMES,)
+    )
+    cursor.execute("DELETE FROM seen WHERE job IN (SELECT job FROM seen ORDER BY job DESC LIMIT -1 OFFSET ?)", (KEPT_NAMES,))
     return over

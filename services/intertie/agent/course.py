@@ -200,7 +200,7 @@ class Course:
             site.put(over)
             site.listed.discard(self.id)
         LOG.info("ended", attempt=self.id, outcome=judged.outcome, ran_us=end.ran_us)
-        site.devices_freed()
+        site.owner.devices_freed()
 
     async def _tail(self) -> tuple[str, int]:
         total = (await self.site.adapter.log(self.id, 0, 0)).total

@@ -115,7 +115,7 @@ class Door:
             if account is None:
                 raise Refused("agent.as_user", f"there is no user {asked.as_user!r} here")
             uid = account.uid
-        job = await self._site.submit_local(
+        job = await self._site.owner.submit(
             name=asked.name,
             script=asked.script,
             env=asked.env,
@@ -137,11 +137,11 @@ class Door:
 
     async def _job(self, request: web.Request) -> web.Response:
         uid, everyone = self._caller(request)
-        return _json(_told(self._site.local_job(request.match_info["job"], uid, everyone=everyone)))
+        return _json(_told(self._site.owner.job(request.match_info["job"], uid, everyone=everyone)))
 
     async def _log(self, request: web.Request) -> web.Response:
         uid, everyone = self._caller(request)
-        job = self._site.local_job(request.match_info["job"], uid, everyone=everyone)
+        job = self._site.owner.job(request.match_info["job"], uid, everyone=everyone)
         offset = request.query.get("offset", "0")
         if not offset.isdigit():
             raise Refused("agent.offset", f"offset {offset[:20]!r} is not a number of bytes")
@@ -149,7 +149,7 @@ class Door:
 
     async def _cancel(self, request: web.Request) -> web.Response:
         uid, everyone = self._caller(request)
-        return _json(_told(await self._site.cancel_local(request.match_info["job"], uid, everyone=everyone)))
+        return _json(_told(await self._site.owner.cancel(request.match_info["job"], uid, everyone=everyone)))
 
     async def _say_status(self, request: web.Request) -> web.Response:
         self._caller(request)

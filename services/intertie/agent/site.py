@@ -11,20 +11,19 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from intertie.agent import accounts
 from intertie.agent.adapters.port import Adapter
 from intertie.agent.books import bury, get_setting, load, prune, put_setting, save, see, settle, together
 from intertie.agent.core import attempts as life
-from intertie.agent.core.devices import Pool, choose, inventory
-from intertie.agent.core.model import OPEN, Attempt, EndedRecord, Failing, LocalWork, Moment, State, StopAsked, with_state
+from intertie.agent.core.devices import Pool, inventory
+from intertie.agent.core.model import OPEN, Attempt, EndedRecord, Failing, Moment, State, StopAsked, with_state
 from intertie.agent.core.offers import Books, NotTaken, Repeated, Taken, Terms, judge
 from intertie.agent.course import Course
 from intertie.agent.journal import Also, Cursor, SqliteJournal, handled
+from intertie.agent.owner import Owner
 from intertie.agent.transfer import Transfer
 from intertie.clock import Clock, kernel_boot
 from intertie.contracts.base import decode, encode
 from intertie.contracts.identity import Joined
-from intertie.contracts.job import JobSpec, Resources
 from intertie.contracts.link import (
     AttemptEntry,
     Claimed,
@@ -46,19 +45,15 @@ from intertie.contracts.link import (
     StopAnswered,
     Withdraw,
 )
-from intertie.contracts.site import DeviceKind, DeviceState, PoolInventory
-from intertie.errors import NotFound, Refused, Unavailable
-from intertie.ids import AttemptId, DeviceId, InstructionId, JobId, PoolName, mint
+from intertie.contracts.site import DeviceState, PoolInventory
+from intertie.errors import Refused, Unavailable
+from intertie.ids import AttemptId, DeviceId, InstructionId, JobId, PoolName
 from intertie.link.journal import Build, NextSeq
 from intertie.observe import log
 from intertie.trust.keys import Key
 from intertie.trust.seal import open_seal
 
 LOG = log.get("agent.site")
-
-# Local jobs that wait for devices. A person who queues more has a scheduler to install, not a list to fill.
-LOCAL_WAITING = 1_000
-LOCAL_WALL_S = 31_536_000
 
 
 class Site:
@@ -95,7 +90,7 @@ class Site:
         self._courses: dict[AttemptId, asyncio.Task[None]] = {}
         self._unanswered: set[InstructionId] = set()
         self._told: list[PoolInventory] | None = None
-        self._admitting: asyncio.Task[None] | None = None
+        self.owner = Owner(self)
 
     # --- life ---
 
@@ -115,7 +110,7 @@ class Site:
 
     async def close(self) -> None:
         """Let go of every course; the work itself goes on under its supervisors."""
-        tasks = [*self._courses.values(), *([self._admitting] if self._admitting else [])]
+        tasks = [*self._courses.values(), *self.owner.tasks()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -194,15 +189,11 @@ class Site:
 
     def entry_of(self, attempt: Attempt, seq: int) -> dict[str, Any]:
         """The common fields of an `AttemptEntry`."""
-        return {
-            "seq": seq,
-            "at": self.clock.now(),
-            "islanded": self.islanded(),
-            "attempt": attempt.id,
-            "job": attempt.job,
-            "epoch": attempt.epoch,
-            "generation": attempt.generation,
-        }
+        return self._about(seq, attempt.id, attempt.job, attempt.epoch, attempt.generation)
+
+    def _about(self, seq: int, attempt: AttemptId, job: JobId, epoch: int, generation: int) -> dict[str, Any]:
+        at, islanded = self.clock.now(), self.islanded()
+        return {"seq": seq, "at": at, "islanded": islanded, "attempt": attempt, "job": job, "epoch": epoch, "generation": generation}
 
     # --- instructions ---
 
@@ -219,6 +210,10 @@ class Site:
                 except Unavailable as err:
                     self._unanswered.add(one.id)
                     LOG.warning("an instruction waits for its repeat", instruction=one.id, code=err.code, text=err.text)
+                except Exception:
+                    # A fault of ours in one instruction must not cost the others, nor this one its repeat.
+                    self._unanswered.add(one.id)
+                    LOG.exception("an instruction could not be acted on", instruction=one.id)
 
         await asyncio.gather(*(those_of(ordered) for ordered in by_attempt.values()))
 
@@ -260,13 +255,7 @@ class Site:
 
             def entries(following: NextSeq) -> Mapping[Lane, Sequence[EntryBase]]:
                 refused = OfferRefused(
-                    seq=following[Lane.SCHEDULER],
-                    at=self.clock.now(),
-                    islanded=self.islanded(),
-                    attempt=offer.attempt,
-                    job=JobId("unverified"),
-                    epoch=offer.epoch,
-                    generation=0,
+                    **self._about(following[Lane.SCHEDULER], offer.attempt, JobId("unverified"), offer.epoch, 0),
                     code=why.code,
                     text=why.text,
                     fault=True,
@@ -280,13 +269,7 @@ class Site:
     async def _refuse(self, offer: Offer, body: OfferBody, why: Failing) -> None:
         def entries(following: NextSeq) -> Mapping[Lane, Sequence[EntryBase]]:
             refused = OfferRefused(
-                seq=following[Lane.SCHEDULER],
-                at=self.clock.now(),
-                islanded=self.islanded(),
-                attempt=body.attempt,
-                job=body.job,
-                epoch=body.epoch,
-                generation=body.generation,
+                **self._about(following[Lane.SCHEDULER], body.attempt, body.job, body.epoch, body.generation),
                 code=why.code,
                 text=why.text,
                 fault=why.fault,
@@ -356,15 +339,7 @@ class Site:
 
         def entries(following: NextSeq) -> Mapping[Lane, Sequence[EntryBase]]:
             entry = NotStarted(
-                seq=following[Lane.SCHEDULER],
-                at=self.clock.now(),
-                islanded=self.islanded(),
-                attempt=one.attempt,
-                job=one.job,
-                epoch=one.epoch,
-                generation=one.generation,
-                code=why.code,
-                text=why.text,
+                **self._about(following[Lane.SCHEDULER], one.attempt, one.job, one.epoch, one.generation), code=why.code, text=why.text
             )
             return {Lane.SCHEDULER: [entry]}
 
@@ -393,7 +368,7 @@ class Site:
         await self.record(entries, together(save(over), also) if also else save(over))
         self.put(over)
         self.listed.discard(attempt.id)
-        self.devices_freed()
+        self.owner.devices_freed()
 
     def never_ran(self, why: Failing) -> EndedRecord:
         outcome = "cancelled" if why.code == "stopped" else "failed"
@@ -468,8 +443,13 @@ class Site:
             await self.journal.write(together(handled(one.id), settle(one.attempt)))
             if attempt is not None and one.attempt not in self._courses:
                 await self.adapter.forget(one.attempt)
-            for old in await self.journal.write(prune):
-                self.books.attempts.pop(old, None)
+            await self.prune()
+
+    async def prune(self) -> None:
+        """Forget what is beyond the kept history, folders too."""
+        for old in await self.journal.write(prune):
+            self.books.attempts.pop(old, None)
+            await self.adapter.forget(old)
 
     # --- settings, inventory ---
 
@@ -501,7 +481,7 @@ class Site:
 
             await self.append(entries)
             self._told = now
-        self.devices_freed()
+        self.owner.devices_freed()
 
     async def declare(self) -> None:
         """Tell the registry what the owner declared, if it is not what was told last (the join itself tells the first)."""
@@ -536,117 +516,6 @@ class Site:
         for instruction in list(self._unanswered):
             await self.journal.drop_unhandled(instruction)
             self._unanswered.discard(instruction)
-
-    # --- the owner's own use ---
-
-    async def submit_local(
-        self,
-        *,
-        name: str,
-        script: str,
-        env: Mapping[str, str],
-        cwd: str,
-        uid: int,
-        slots: int = 1,
-        gpus: int = 0,
-        wall_s: int | None = None,
-    ) -> Attempt:
-        """A local job: it starts when devices are free, whoever is away. Recorded here, never charged, never named at the hub."""
-        resources = Resources(gpus=gpus, slots=slots)
-        self._must_fit(resources)
-        if sum(a.state is State.WAITING for a in self.books.attempts.values()) >= LOCAL_WAITING:
-            raise Unavailable("agent.local_queue", f"{LOCAL_WAITING} local jobs wait already", retry_after_s=60)
-        account = accounts.by_uid(uid)
-        user = account.name if account else str(uid)
-        mine = mint(f"local-{self.joined.site}")
-        job = Attempt(
-            id=AttemptId(mine),
-            job=JobId(mine),
-            state=State.WAITING,
-            pool=PoolName(""),
-            kind=resources.kind,
-            devices=[],
-            spec=JobSpec(name=name, script=script, resources=resources, wall_s=wall_s or LOCAL_WALL_S),
-            account=user,
-            env=dict(env),
-            local=LocalWork(user=user, uid=uid, cwd=cwd, submitted=self.clock.now()),
-            kernel_boot=self.boot,
-        )
-        await self.journal.write(save(job))
-        self.put(job)
-        await self._admit()
-        return self.books.attempts[job.id]
-
-    def _must_fit(self, resources: Resources) -> None:
-        """Refuse what no pool of this site can ever hold, and say what there is."""
-        most = max((len(pool.devices) for pool in self.pools.values() if pool.kind is resources.kind), default=0)
-        if resources.count > most:
-            what = "GPUs" if resources.kind is DeviceKind.GPU else "slots"
-            raise Refused(
-                "agent.no_pool_fits",
-                f"{resources.count} {what} are asked for, the largest pool here has {most}",
-                next_step="ask for fewer; `intertie local status` shows the pools",
-                details={"asked": resources.count, "most": most},
-            )
-
-    def devices_freed(self) -> None:
-        """Local work that waited may start now."""
-        if self._admitting is None and any(attempt.state is State.WAITING for attempt in self.books.attempts.values()):
-            self._admitting = asyncio.create_task(self._admit_later(), name="admit-local")
-
-    async def _admit_later(self) -> None:
-        try:
-            await self._admit()
-        except Unavailable as err:
-            LOG.warning("local work waits for the disk", code=err.code, text=err.text)
-        finally:
-            self._admitting = None
-
-    async def _admit(self) -> None:
-        """First come, first served per kind of device: a large job is not overtaken for ever by small ones."""
-        blocked: set[DeviceKind] = set()
-        waiting = sorted((a for a in self.books.attempts.values() if a.state is State.WAITING), key=lambda a: a.id)
-        for job in waiting:
-            if job.kind in blocked or self.books.attempts[job.id].state is not State.WAITING:
-                continue
-            found = choose(self.pools.values(), job.kind, job.spec.resources.count, self.books.holds, self.books.observed)
-            if found is None:
-                blocked.add(job.kind)
-                continue
-            pool, devices = found
-            model = "" if pool.kind is DeviceKind.SLOT else pool.profile.accelerator
-            admitted = with_state(
-                job, life.move(job, life.Event.ADMIT), pool=pool.name, model=model, devices=devices, kernel_boot=self.boot
-            )
-            self.put(admitted)
-            try:
-                await self.journal.write(save(admitted))
-            except BaseException:
-                self.books.holds.release(admitted)
-                self.books.attempts[job.id] = job
-                raise
-            self.set_out(job.id)
-
-    def local_job(self, job: str, uid: int, *, everyone: bool) -> Attempt:
-        """`NotFound` also for what belongs to somebody else."""
-        found = self.books.attempts.get(AttemptId(job))
-        if found is None or found.local is None or not (everyone or found.local.uid == uid):
-            raise NotFound("agent.local_not_found", f"there is no local job {job[:80]} of yours here", next_step="intertie local jobs")
-        return found
-
-    async def cancel_local(self, job: str, uid: int, *, everyone: bool) -> Attempt:
-        """Ends it; what has ended stays as it is."""
-        found = self.local_job(job, uid, everyone=everyone)
-        asked = StopAsked(reason="cancelled by its user", grace_s=10, by=str(uid))
-        match life.on_stop(found, asked):
-            case life.GiveUp(why) if await self.adapter.fence(found.id):
-                await self.give_up(found, why)
-            case life.GiveUp() | life.Halt():
-                stopping = with_state(self.books.attempts[found.id], self.books.attempts[found.id].state, stop=asked)
-                self.put(stopping)
-                await self.record(lambda _: {}, save(stopping))
-                await self.adapter.stop(found.id, asked.grace_s)
-        return self.books.attempts[found.id]
 
 
 def _owes_result(attempt: Attempt) -> bool:
