@@ -27,7 +27,7 @@ from intertie.planner import (
     plan,
     suitability,
 )
-from intertie.planner.rules import RULES
+from intertie.planner.rules import LASTING, PASSING, RULES
 
 NOW = datetime(2026, 12, 1, 8, 0, tzinfo=UTC)
 ACME = TenantName("acme")
@@ -228,6 +228,10 @@ def test_each_rule_rejects_with_its_numbers(rule: str, reason: WaitReason, given
 
 def test_the_rows_cover_the_ladder_in_its_order() -> None:
     assert list(dict.fromkeys(row[0] for row in ROWS)) == [rule.name for rule in RULES]
+
+
+def test_what_lasts_stands_before_what_passes() -> None:
+    assert (*LASTING, *PASSING) == tuple(RULES)
 
 
 def test_the_ladder_climbs_in_the_order_of_the_wait_reasons() -> None:

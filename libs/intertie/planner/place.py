@@ -12,7 +12,7 @@ from intertie.ids import JobId, PoolName, SiteName, TenantName
 from intertie.planner.fit import Fit, best_fit, choose
 from intertie.planner.model import Decision, Plan, PoolView, QueuedJob, Report, Snapshot, Verdict
 from intertie.planner.room import Room
-from intertie.planner.rules import REASONS, reject
+from intertie.planner.rules import LASTING, PASSING, REASONS, reject
 
 # One round's decisions are one transaction and one lane answer per site: small enough for both, large enough that a burst drains in a second.
 BATCH = 256
@@ -33,6 +33,7 @@ def plan(snapshot: Snapshot, now: datetime) -> Plan:
     decisions: list[Decision] = []
     waiting: list[Verdict] = []
     blocked: dict[_Shape, tuple[Rejection, ...]] = {}
+    lasting: dict[_Shape, Sequence[Rejection | None]] = {}
     queue = in_order(snapshot)
     examined = 0
     for job in queue:
@@ -41,7 +42,9 @@ def plan(snapshot: Snapshot, now: datetime) -> Plan:
         examined += 1
         shape: _Shape = (job.tenant, job.resources, job.task_type, job.wall_s, job.site, job.pool)
         if shape not in blocked:
-            decision, rejections = _place(job, pools, room)
+            if shape not in lasting:
+                lasting[shape] = [reject(job, pool, room, LASTING) for pool in pools]
+            decision, rejections = _place(job, pools, lasting[shape], room)
             if decision is not None:
                 decisions.append(decision)
                 continue
@@ -58,11 +61,13 @@ def in_order(snapshot: Snapshot) -> list[QueuedJob]:
     return sorted(snapshot.queue, key=lambda j: (j.queued_at, held[j.tenant], j.job))
 
 
-def _place(job: QueuedJob, pools: Sequence[PoolView], room: Room) -> tuple[Decision | None, tuple[Rejection, ...]]:
+def _place(
+    job: QueuedJob, pools: Sequence[PoolView], lasting: Sequence[Rejection | None], room: Room
+) -> tuple[Decision | None, tuple[Rejection, ...]]:
     rejections: list[Rejection] = []
     candidates: list[tuple[PoolView, Fit]] = []
-    for pool in pools:
-        rejection = reject(job, pool, room)
+    for pool, never in zip(pools, lasting, strict=True):
+        rejection = never or reject(job, pool, room, PASSING)
         if rejection is not None:
             rejections.append(rejection)
         else:

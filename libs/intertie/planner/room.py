@@ -59,6 +59,8 @@ class Room:
     def broken_quota(self, job: QueuedJob, site: SiteName) -> tuple[QuotaRecord, int] | None:
         """The first quota that the job would pass at `site`, and how much of it is used."""
         kind = job.resources.kind
+        if not self._quotas.get((job.tenant, kind)):
+            return None
         for quota in sorted(self._quotas[(job.tenant, kind)], key=lambda q: q.site or ""):
             if quota.site is not None and quota.site != site:
                 continue

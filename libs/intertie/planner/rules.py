@@ -309,6 +309,9 @@ RULES: Sequence[Rule] = (
     Rule("lendable_share", W.DEVICES_BUSY, _lent_now),
     Rule("back_off", W.BACK_OFF, _back_off),
 )
+LASTING: Sequence[Rule] = tuple(rule for rule in RULES if rule.lasting)
+PASSING: Sequence[Rule] = tuple(rule for rule in RULES if not rule.lasting)
+"""The ladder in its two halves; every lasting rule stands before every passing one."""
 REASONS = {rule.name: rule.reason for rule in RULES}
 
 

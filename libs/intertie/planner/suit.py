@@ -9,9 +9,8 @@ from datetime import UTC, datetime
 from intertie.contracts.job import Rejection
 from intertie.planner.model import PoolView, QueuedJob, Snapshot
 from intertie.planner.room import Room
-from intertie.planner.rules import RULES, reject
+from intertie.planner.rules import LASTING, reject
 
-_LASTING = tuple(rule for rule in RULES if rule.lasting)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _EMPTY = Snapshot(queue=(), pools=())
 
@@ -30,7 +29,7 @@ def suitability(job: QueuedJob, pools: Sequence[PoolView]) -> Suitability:
     fits: list[str] = []
     rejections: list[Rejection] = []
     for pool in sorted(pools, key=lambda p: (p.site, p.pool)):
-        rejection = reject(job, pool, room, _LASTING)
+        rejection = reject(job, pool, room, LASTING)
         if rejection is None:
             fits.append(pool.name)
         else:

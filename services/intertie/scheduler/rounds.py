@@ -45,6 +45,10 @@ AGAIN_S = 0.5
 UNANSWERED_S = 60.0
 # However fast a test lets beats go, an agent on a busy host may need this long.
 LEAST_UNANSWERED_S = 5.0
+# A round of an idle hub takes some 20 ms; below this no rest is needed.
+LONG_ROUND_S = 0.1
+# A queue longer than this is planned in a thread; a shorter one takes less than the hop is worth.
+PLAN_BESIDE = 100
 # The same objection is reported again after this long while it lasts.
 FAULT_AGAIN_S = 600.0
 
@@ -83,7 +87,7 @@ class Planner:
             try:
                 async with self._store.leading(ROLE) as leader:
                     await self._take_office(leader)
-                    await self._beat.run(partial(self.round, leader))
+                    await self._beat.run(partial(self._paced, leader))
             except (Stale, Unavailable) as err:
                 LOG.warning("not leading", code=err.code, text=err.text)
             await asyncio.sleep(AGAIN_S)
@@ -104,6 +108,14 @@ class Planner:
             self._knowledge.hearing.listen(await self._lanes.sites(Lane.SCHEDULER), now_s)
             self._knowledge.sight.prune(now_s)
 
+    async def _paced(self, leader: Leader) -> None:
+        """One round; after a long one a rest of the same length, so that hints never make planning more than half of this process's work."""
+        began_s = self._clock.monotonic_s()
+        await self.round(leader)
+        took_s = self._clock.monotonic_s() - began_s
+        if took_s > LONG_ROUND_S:
+            await asyncio.sleep(min(took_s, BEAT_S))
+
     async def round(self, leader: Leader) -> None:
         """Place what can be placed now, and say why the rest waits."""
         began_s = self._clock.monotonic_s()
@@ -117,7 +129,8 @@ class Planner:
         known = self._knowledge
         local = now.astimezone(self._zone).time()
         snapshot = assemble(given, known.world, known.sight, known.hearing, now=now, now_s=self._clock.monotonic_s(), local=local)
-        plan = planner.plan(snapshot, now)
+        # A long queue takes tenths of a second: lanes and calls of this process go on meanwhile.
+        plan = await asyncio.to_thread(planner.plan, snapshot, now) if len(given.queue) > PLAN_BESIDE else planner.plan(snapshot, now)
         if broken := self._check(plan, snapshot, now):
             ROUNDS.inc(outcome="refused")
             await self._report(broken)
