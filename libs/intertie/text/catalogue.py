@@ -143,6 +143,7 @@ TEXTS: Mapping[str, tuple[str, str]] = {
     "cli.cordoned": ("{site}: no new work; what runs goes on", "{site}:不再接收新任务,运行中的任务继续"),
     "cli.uncordoned": ("{site}: takes work again", "{site}:恢复接收任务"),
     "cli.no_tenants": ("no tenant yet: intertie tenant create NAME", "还没有租户:intertie tenant create NAME"),
+    "cli.no_quotas": ("no quota is set: what is free may be used", "未设配额:空闲资源均可使用"),
     "cli.no_tokens": (
         "no token yet: intertie token create NAME --role tenant_user --tenant TENANT",
         "还没有令牌:intertie token create NAME --role tenant_user --tenant TENANT",

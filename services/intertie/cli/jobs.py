@@ -25,6 +25,9 @@ from intertie.text import language, say
 
 # A site tells the last 2000 bytes of a log with the end of the attempt: what was printed is remembered as far back as that.
 TAIL_CHARACTERS = 2_000
+# The planner looks at a new job within a beat.
+FIRST_ROUND_S = 3.0
+UNPLACED = (JobState.PENDING, JobState.QUEUED)
 
 
 def state_text(job: JobRecord) -> str:
@@ -131,7 +134,13 @@ def tell_failure(record: JobRecord, attempt: AttemptRecord) -> None:
 @json_option
 def explain(job: str, as_json: bool) -> None:
     """Why JOB waits, pool by pool; for one that was placed, why there."""
-    record = connect().get(f"/v1/jobs/{job}", JobRecord)
+    client = connect()
+    record = client.get(f"/v1/jobs/{job}", JobRecord)
+    deadline = time.monotonic() + FIRST_ROUND_S  # noqa: TID251  # a wait of this command, not a fact
+    # Asked right after the submit: the first round is under way, and its answer is worth the moment.
+    while record.state in UNPLACED and record.waiting is None and time.monotonic() < deadline:  # noqa: TID251
+        time.sleep(0.1)
+        record = client.get(f"/v1/jobs/{job}", JobRecord)
     if as_json:
         print_json(record.waiting if record.waiting else record)
         return

@@ -91,7 +91,11 @@ def quota(name: str, kind: str, site: str | None, limit: int | None, as_json: bo
     if as_json:
         print_json(reply)
         return
-    table(("TENANT", "SITE", "KIND", "LIMIT"), [(q.tenant, q.site or "*", q.kind, q.limit) for q in reply.quotas], empty="-")
+    table(
+        ("TENANT", "SITE", "KIND", "LIMIT"),
+        [(q.tenant, q.site or "*", q.kind, q.limit) for q in reply.quotas],
+        empty=say("cli.no_quotas", language()),
+    )
 
 
 @tenant.command()
