@@ -425,7 +425,7 @@ def ask_subject(site: SiteName | str) -> str:
 
 
 def nudge_subject(site: SiteName | str) -> str:
-    """An empty message here asks the site for an early sync of every lane."""
+    """A message here asks the site for an early sync: of the lane whose name it holds, of every lane if it is empty."""
     return f"{PREFIX}.down.{site}.nudge"
 
 

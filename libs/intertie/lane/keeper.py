@@ -154,9 +154,9 @@ class LaneKeeper:
                 await subscription.close()
 
     async def nudge(self, site: SiteName) -> None:
-        """Ask for an early sync. It may be lost: then the beat brings it."""
+        """Ask for an early sync of this lane. It may be lost: then the beat brings it."""
         try:
-            await self._bus.publish(nudge_subject(site), b"")
+            await self._bus.publish(nudge_subject(site), self._lane.encode())
         except Unavailable as err:
             LOG.debug("a nudge was lost", site=site, code=err.code)
 

@@ -247,10 +247,11 @@ class SiteLane:
 
 
 async def listen_for_nudges(bus: Bus, lanes: Sequence[SiteLane]) -> Subscription:
-    """Wake every lane when the hub asks for an early sync. Once per agent; it outlives reconnections."""
+    """Wake the lane that the hub asks an early sync of, all if it names none. Once per agent; it outlives reconnections."""
 
-    async def on_nudge(_: Message) -> None:
-        for lane in lanes:
+    async def on_nudge(message: Message) -> None:
+        asked = [lane for lane in lanes if lane.lane.encode() == message.body]
+        for lane in asked or lanes:
             lane.wake(Wake.NUDGE)
 
     return await bus.subscribe(LOCAL_NUDGE, on_nudge)

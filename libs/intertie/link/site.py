@@ -206,9 +206,12 @@ class SiteMachine:
             self.clean = False
         if self._loading or self._try is not None:
             self._wanted = True
-        elif why is not Wake.ENTRIES:
-            # A nudge to many sites, or a bus that is back for all of them, must not bring them all in the same moment.
+        elif why is Wake.BUS:
+            # A bus that is back is back for every site: they must not all speak in the same moment.
             self.due_at = min(self.due_at, now_s + self.pace.retry_s * self._spread())
+        elif why is Wake.NUDGE:
+            # A job waits for this. The keeper commits those who come together in groups, so many nudged at once do no harm.
+            self.due_at = min(self.due_at, now_s)
         elif self._failures == 0 and self.trouble is None:
             self.due_at = min(self.due_at, now_s)
 
