@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import io
+import subprocess
 import tarfile
 from datetime import timedelta
 from pathlib import Path
@@ -14,11 +16,12 @@ from tests.fakes.agents import offer, pool
 from tests.fakes.sites import MemoryGateway, World, a_site, settings
 
 from intertie.agent import procs
-from intertie.agent.books import save
+from intertie.agent.books import put_setting, save
 from intertie.agent.core.model import State, StopAsked, with_state
 from intertie.contracts.base import encode
 from intertie.contracts.job import Cause
 from intertie.contracts.link import (
+    Claimed,
     Ended,
     Lane,
     NotStarted,
@@ -26,12 +29,13 @@ from intertie.contracts.link import (
     ResultStored,
     SegmentClosed,
     SettingsApplied,
+    Staging,
     Started,
     StopAnswered,
 )
 from intertie.contracts.site import DeviceState
 from intertie.contracts.usage import Segment, UsagePhase
-from intertie.errors import Refused
+from intertie.errors import Refused, Unavailable
 from intertie.ids import DeviceId
 from intertie.trust.keys import Key, verify
 from intertie.trust.seal import open_seal, seal
@@ -360,3 +364,58 @@ async def test_values_of_the_environment_are_gone_from_the_journal_after_the_end
         assert world.site.books.attempts[body.attempt].env == {}
         rows = await world.journal.read(lambda cursor: cursor.execute("SELECT body FROM attempt").fetchall())
         assert all(b"s3cret-value" not in row[0] for row in rows)
+
+
+async def test_a_stop_while_the_work_is_being_fetched_starts_nothing(short_folder: Path) -> None:
+    gateway = MemoryGateway()
+    work = gateway.add(packed(a="1"))
+    gateway.away = True
+    async with a_site(short_folder, gateway=gateway) as world:
+        body = offer()
+        body = msgspec.structs.replace(body, spec=msgspec.structs.replace(body.spec, work=work))
+        await world.run(body)
+        await world.first(Staging)
+        await world.tell(world.stop(body))
+        gateway.away = False
+        await world.site.idle()
+        assert await world.kinds() == ["SettingsApplied", "Claimed", "Staging", "StopAnswered", "NotStarted"]
+        assert (await world.first(StopAnswered)).answer == "not_started"
+        assert world.site.running() == [] and world.site.books.holds.holder == {}
+
+
+async def test_on_a_full_disk_nothing_is_promised_and_the_repeat_is_taken_when_there_is_room(short_folder: Path) -> None:
+    disk = short_folder / "disk"
+    disk.mkdir()
+    mounted = await asyncio.to_thread(
+        subprocess.run, ["mount", "-t", "tmpfs", "-o", "size=2m,mode=0711", "none", str(disk)], capture_output=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip(f"no tmpfs may be mounted here: {mounted.stderr.decode().strip()}")
+    try:
+        async with a_site(disk) as world:
+            body = offer()
+            told = world.offered(body)
+            fresh = await world.journal.take([told])
+            await asyncio.to_thread(fill, disk / "ballast")
+            # What is left of the journal's last pages takes a few entries more.
+            with pytest.raises(Unavailable, match=r"agent\.disk_full"):
+                for n in range(2_000):
+                    await world.journal.write(put_setting(f"filler-{n}", "x" * 2_000))
+            await world.site.take(fresh, sent_boot_s=world.clock.boot_s(), acknowledged=0)
+            assert world.site.running() == [] and world.site.books.holds.holder == {} and world.site.books.seen == {}
+            (disk / "ballast").unlink()
+            await world.site.tick()
+            await world.tell(told)
+            assert (await world.first(Claimed)).attempt == body.attempt
+    finally:
+        await asyncio.to_thread(subprocess.run, ["umount", "-l", str(disk)], check=False)
+
+
+def fill(ballast: Path) -> None:
+    """Until the disk refuses."""
+    with ballast.open("wb", buffering=0) as file:
+        try:
+            while True:
+                file.write(b"x" * 4_096)
+        except OSError:
+            return

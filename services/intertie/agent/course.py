@@ -22,7 +22,7 @@ from intertie.agent.core import logs, usage
 from intertie.agent.core.model import Attempt, EndedRecord, Failing, StartedRecord, State, with_state
 from intertie.contracts.base import encode
 from intertie.contracts.job import ResultRef
-from intertie.contracts.link import Ended, EntryBase, Lane, ResultStored, SegmentClosed, Staging, Started
+from intertie.contracts.link import Ended, EntryBase, Lane, ResultStored, SegmentClosed, Started
 from intertie.errors import Refused, Unavailable
 from intertie.ids import AttemptId, SegmentId, mint
 from intertie.link.journal import Build, NextSeq
@@ -80,12 +80,6 @@ class Course:
         if late := life.still_in_time(attempt, self.site.moment()):
             await self._not_started(late)
             return
-        if attempt.local is None:
-
-            def entries(following: NextSeq) -> Mapping[Lane, Sequence[EntryBase]]:
-                return {Lane.SCHEDULER: [Staging(**self.site.entry_of(attempt, following[Lane.SCHEDULER]))]}
-
-            await self.site.record(entries, lambda _: None)
         pack = await self._fetch()
         if self.attempt.state is not State.STAGING:
             return

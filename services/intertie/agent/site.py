@@ -41,6 +41,7 @@ from intertie.contracts.link import (
     SettingsApplied,
     Settle,
     SiteSettings,
+    Staging,
     Stop,
     StopAnswered,
     Withdraw,
@@ -326,8 +327,12 @@ class Site:
             case life.Proceed():
                 staged = with_state(attempt, life.move(attempt, life.Event.GO), go_boot_s=self.clock.boot_s())
                 self.put(staged)
+
+                def entries(following: NextSeq) -> Mapping[Lane, Sequence[EntryBase]]:
+                    return {Lane.SCHEDULER: [Staging(**self.entry_of(staged, following[Lane.SCHEDULER]))]}
+
                 try:
-                    await self.journal.write(together(save(staged), handled(go.id)))
+                    await self.append(entries, together(save(staged), handled(go.id)))
                 except BaseException:
                     if self.books.attempts.get(attempt.id) == staged:
                         self.put(attempt)

@@ -2,7 +2,8 @@
 
 The folder is a contract with a version (`FORMAT`): the agent writes `spec.json` and `env.json`, this process leaves `claimed` (a second
 supervisor of the same attempt ends there), `supervisor.json`, `started.json`, `alive` (a sign of life every ten seconds) and `exit.json`.
-Records are preallocated and fsynced, so that a full disk cannot swallow an exit code. The job is stopped on SIGTERM, at its wall limit, or
+Room for every record is taken before the job starts, so that a full disk cannot swallow an exit code; `started.json` is on disk before the
+job's first instruction, `exit.json` before we end. The job is stopped on SIGTERM, at its wall limit, or
 when `deadline.json` has passed; it counts as gone only when the kernel says that no descendant is left (we are their subreaper).
 Run as `python -I -S supervisor.py JOB_FOLDER`.
 """
@@ -77,8 +78,7 @@ class Record:
         self.part = f"{folder}/.{name}.part"
         self.fd = os.open(self.part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         os.posix_fallocate(self.fd, 0, RECORD_BYTES)
-        os.pwrite(self.fd, b" " * RECORD_BYTES, 0)
-        os.fsync(self.fd)
+        os.pwrite(self.fd, b" " * RECORD_BYTES, 0)  # Its blocks are its own now; what is in them need not be on disk yet.
 
     def write(self, value: dict[str, object]) -> None:
         """Overwrite in place; blanks after the JSON keep the length."""
@@ -86,11 +86,16 @@ class Record:
         if len(data) > RECORD_BYTES:
             data = json.dumps({k: v for k, v in value.items() if k != "refused"}).encode("ascii")
         os.pwrite(self.fd, data.ljust(RECORD_BYTES), 0)
-        os.fsync(self.fd)
+
+    def show(self, value: dict[str, object]) -> None:
+        """Write, then give it its name: a reader sees all of it or none. Enough where a power loss ends what it tells of, too."""
+        self.write(value)
+        os.rename(self.part, f"{self.folder}/{self.name}")
 
     def publish(self, value: dict[str, object]) -> None:
-        """Write, then give it its name: a reader sees all of it or none, also after power loss."""
+        """As `show`, and also after power loss; so are then the names of all that was shown before."""
         self.write(value)
+        os.fsync(self.fd)
         os.rename(self.part, f"{self.folder}/{self.name}")
         sync_folder(self.folder)
 
@@ -225,7 +230,7 @@ class Supervisor:
         try:
             started, alive, self.exit = (Record(self.folder, name) for name in ("started.json", "alive", "exit.json"))
             self.log = os.open(f"{self.folder}/log", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-            alive.publish({"format": FORMAT, **now()})
+            alive.show({"format": FORMAT, **now()})
         except OSError as err:
             sys.stderr.write(f"records: {err}" + "\n")
             return EXIT_DISK
@@ -387,7 +392,7 @@ def main(folder: str) -> int:
         with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as f:
             f.write("-500")
     try:
-        Record(folder, "supervisor.json").publish({"format": FORMAT, **identity(os.getpid())})
+        Record(folder, "supervisor.json").show({"format": FORMAT, **identity(os.getpid())})
     except OSError as err:
         sys.stderr.write(f"supervisor.json: {err}" + "\n")
         return EXIT_DISK
