@@ -131,3 +131,14 @@ async def test_what_is_forgotten_is_absent(adapter: Adapter) -> None:
     await adapter.ended(work)
     await adapter.forget(work.id)
     assert await adapter.presence(work.id) is Presence.ABSENT
+
+
+async def test_what_is_trimmed_keeps_its_log_and_nothing_else(adapter: Adapter) -> None:
+    work = attempt("echo kept\necho 1 > a.txt\n", outputs=["a.txt"])
+    await adapter.prepare(work, None)
+    await adapter.start(work)
+    await adapter.ended(work)
+    await adapter.pack(work)
+    await adapter.trim(work.id)
+    assert (await adapter.log(work.id, 0, 100)).data == b"kept\n"
+    assert not adapter.result(work.id).exists()

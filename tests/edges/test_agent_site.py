@@ -18,6 +18,7 @@ from tests.fakes.sites import MemoryGateway, World, a_site, settings
 from intertie.agent import procs
 from intertie.agent.books import put_setting, save
 from intertie.agent.core.model import State, StopAsked, with_state
+from intertie.agent.door import read_log
 from intertie.contracts.base import encode
 from intertie.contracts.job import Cause
 from intertie.contracts.link import (
@@ -419,3 +420,18 @@ def fill(ballast: Path) -> None:
                 file.write(b"x" * 4_096)
         except OSError:
             return
+
+
+async def test_a_settled_attempt_loses_its_work_and_keeps_its_log_and_its_answer(short_folder: Path) -> None:
+    key = Key.new("U")
+    async with a_site(short_folder, scheduler=key) as world:
+        body = offer(script="echo still readable\n")
+        await world.run(body)
+        await ended(world)
+        await world.tell(world.settle(body), world.settle(body))
+        assert not (short_folder / "jobs" / body.attempt / "work").exists()
+    async with a_site(short_folder, scheduler=key) as world:
+        read = await read_log(world.site, world.site.books.attempts[body.attempt], 0, 1_000)
+        assert (read.text, read.ended) == ("still readable\n", True)
+        await world.tell(world.offered(body), world.stop(body))
+        assert (await world.first(StopAnswered)).answer == "already_ended"

@@ -31,6 +31,7 @@ from intertie.contracts.link import (
     OfferBody,
     RegistryEntry,
     SchedulerEntry,
+    Settle,
     SiteSettings,
     Stop,
     Withdraw,
@@ -98,6 +99,9 @@ class World:
 
     def withdraw(self, body: OfferBody) -> Withdraw:
         return Withdraw(**self._next(), attempt=body.attempt, job=body.job, generation=body.generation)  # type: ignore[arg-type]
+
+    def settle(self, body: OfferBody) -> Settle:
+        return Settle(**self._next(), attempt=body.attempt)  # type: ignore[arg-type]
 
     async def tell(self, *instructions: Instruction, sent_boot_s: float | None = None) -> None:
         """As a lane hands them over: stored, then acted on; everything journalled so far is acknowledged."""

@@ -6,9 +6,10 @@ import os
 import pwd
 from dataclasses import dataclass
 
-# Accounts that the hub's parts take on a machine of its own (`intertie.embedded.postgres.ACCOUNTS`, the usual ones of a database and the
-# agent); a job with one of their uids could read the books.
-FORBIDDEN = ("root", "intertie", "intertie-agent", "intertie-db", "postgres", "daemon", "mysql", "nats")
+# Accounts that the hub's parts may take on this machine (`ACCOUNTS` of `intertie.embedded.postgres` and `intertie.embedded.nats`, which an
+# agent may not import: it stands without a hub; a test compares them), the agent's, and the usual ones of databases. A job with one of
+# their uids could read the books or the bus.
+FORBIDDEN = ("root", "intertie", "intertie-agent", "intertie-db", "intertie-bus", "postgres", "daemon", "bin", "mysql", "nats")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,7 @@ def why_not(name: str) -> str:
         return f"there is no local account {name!r} on this machine"
     taken = {found.uid for found in map(by_name, FORBIDDEN) if found is not None} | {0, os.geteuid()}
     if account.uid in taken:
-        return f"local account {name!r} (uid {account.uid}) belongs to the system, the agent or a database; jobs need one of their own"
+        return f"local account {name!r} (uid {account.uid}) belongs to the system, the agent, the bus or a database; jobs need one of their own"
     if account.gid == 0:
         return f"local account {name!r} has group root"
     return ""

@@ -15,9 +15,9 @@ from intertie.agent.core.offers import Books
 from intertie.agent.journal import Also, Cursor
 from intertie.ids import AttemptId, JobId
 
-# Ended work that stays listed. Beyond it the oldest rows go: the hub and the journal's entries are the lasting record.
+# Ended work that stays listed, and whose log can be read. Beyond it the oldest go: the hub is the lasting record, and keeps each log's tail.
 KEPT_LOCAL = 500
-KEPT_SETTLED = 5_000
+KEPT_SETTLED = 2_000
 # Jobs and attempts whose generation or stop is remembered. The hub stops repeating an offer within its life of minutes; this is months.
 KEPT_NAMES = 100_000
 

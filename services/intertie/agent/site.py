@@ -442,12 +442,12 @@ class Site:
         await self.append(lambda following: {Lane.SCHEDULER: [_numbered(told, following[Lane.SCHEDULER])]}, also)
 
     async def _settle(self, one: Settle) -> None:
-        """The hub holds all of it: the folder may go."""
+        """The hub holds all of it: the work may go. Its log stays readable until it is the oldest of many."""
         attempt = self.books.attempts.get(one.attempt)
         if attempt is None or attempt.state not in OPEN:
             await self.journal.write(together(handled(one.id), settle(one.attempt)))
             if attempt is not None and one.attempt not in self._courses:
-                await self.adapter.forget(one.attempt)
+                await self.adapter.trim(one.attempt)
             await self.prune()
 
     async def prune(self) -> None:

@@ -190,6 +190,11 @@ class FakeAdapter:
         at = min(offset, len(run.log))
         return Chunk(run.log[at : at + limit], at, len(run.log))
 
+    async def trim(self, attempt: AttemptId) -> None:
+        if (run := self.disk.runs.get(attempt)) is not None:
+            run.files.clear()
+            self.result(attempt).unlink(missing_ok=True)
+
     async def forget(self, attempt: AttemptId) -> None:
         self.disk.runs.pop(attempt, None)
 

@@ -82,6 +82,10 @@ class Adapter(Protocol):
         """What it wrote, from a byte offset (at most its end)."""
         ...
 
+    async def trim(self, attempt: AttemptId) -> None:
+        """Remove the work and results of ended work, and keep its log."""
+        ...
+
     async def forget(self, attempt: AttemptId) -> None:
         """Remove all that is kept of it. Only for work that ended or never began."""
         ...

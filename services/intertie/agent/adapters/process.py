@@ -401,6 +401,17 @@ class ProcessAdapter:
 
         return await asyncio.to_thread(read)
 
+    async def trim(self, attempt: AttemptId) -> None:
+        home = self.home(attempt)
+
+        def remove() -> None:
+            for name in ("work", "tmp"):
+                shutil.rmtree(home / name, ignore_errors=True)
+            for name in ("env.json", "script", "supervisor.py", "result.tar.gz"):
+                (home / name).unlink(missing_ok=True)
+
+        await asyncio.to_thread(remove)
+
     async def forget(self, attempt: AttemptId) -> None:
         await asyncio.to_thread(shutil.rmtree, self.home(attempt), ignore_errors=True)
 
