@@ -286,6 +286,9 @@ async def test_with_hub_and_bus_gone_the_site_works_on_and_tells_it_all_afterwar
         assert (await asyncio.to_thread(site.local, "logs", "-f", job)).returncode == 0
         status = json.loads((await asyncio.to_thread(site.local, "status", "--json")).stdout)
         assert status["islanded_since"] is not None
+        async with asyncio.timeout(60):
+            while json.loads((await asyncio.to_thread(site.local, "status", "--json")).stdout)["lent_jobs"]:
+                await asyncio.sleep(0.1)
         with running_hub_bus(layout) as bus:
             async with running_keeper(RunningHub(layout, bus), scheduler):
                 await until(lambda: scheduler.of(Ended), "the end is told")
