@@ -183,9 +183,14 @@ class Agent:
 
     @property
     def islanded_since(self) -> datetime | None:
-        """By the scheduler's lane: from the start until the first answer."""
+        """By the scheduler's lane: from the start until the first answer, and whenever it is silent. A bus that is gone needs no waiting for
+        silence: nothing can be heard from that moment on."""
         lane = self.lanes.get(Lane.SCHEDULER)
-        return lane.silent_since if lane is not None else self.started
+        if lane is None:
+            return self.started
+        if lane.silent_since is None and not self.bus.connected:
+            return lane.last_heard or self.started
+        return lane.silent_since
 
     def _offset(self) -> tuple[float, float]:
         lane = self.lanes.get(Lane.SCHEDULER)
