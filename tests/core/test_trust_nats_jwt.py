@@ -228,3 +228,25 @@ def test_a_service_cannot_take_what_waits_for_another(service: str) -> None:
             f"$JS.ACK.hub.hash.INTERTIE_EVENTS.{other}.1.2.3.4.5",
         ):
             assert may_publish(service, subject) == (other == service), subject
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_br_128_a_service_is_answered_below_its_own_name_and_hears_no_other_inbox(service: str) -> None:
+    assert nats_jwt.inbox_of(nats_jwt.service_user(HUB, service, USER.public, NOW)) == f"_INBOX.{service}"
+    for other in (*SERVICES, "system"):
+        assert may_hear(service, f"_INBOX.{other}.token.1") == (other == service)
+    assert not may_hear(service, "_INBOX.token")
+
+
+@pytest.mark.parametrize(
+    ("jwt", "inbox"),
+    [
+        (nats_jwt.system_user(HUB, USER.public, NOW), "_INBOX.system"),
+        # Alone in its account; its permissions stand in the account, not in its own JWT.
+        (nats_jwt.mint_site_user(SIGNING, SITE.public, USER.public, NOW), "_INBOX"),
+        ("not a jwt", "_INBOX"),
+        (b"\xff.\xff.\xff", "_INBOX"),
+    ],
+)
+def test_others_are_answered_where_their_permissions_say(jwt: str | bytes, inbox: str) -> None:
+    assert nats_jwt.inbox_of(jwt) == inbox

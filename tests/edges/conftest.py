@@ -19,6 +19,7 @@ from intertie.embedded.nats import Nats
 from intertie.embedded.process import free_port
 from intertie.trust.keys import Key
 from intertie.trust.login import FileLogin, Login
+from intertie.trust.nats_jwt import inbox_of
 
 
 def new_hub(folder: Path) -> HubLayout:
@@ -29,7 +30,8 @@ def new_hub(folder: Path) -> HubLayout:
 
 async def connect(url: str, login: Login, **options: Any) -> Client:
     """A bare nats-py client; `options` are nats-py's own."""
-    return await nats.connect(url, user_jwt_cb=login.jwt, signature_cb=login.signature, connect_timeout=5, **options)
+    inbox = {"inbox_prefix": inbox_of(login.jwt()), **options}
+    return await nats.connect(url, user_jwt_cb=login.jwt, signature_cb=login.signature, connect_timeout=5, **inbox)
 
 
 @dataclass(frozen=True)

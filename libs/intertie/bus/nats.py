@@ -20,7 +20,7 @@ from intertie.bus import jetstream, serving
 from intertie.bus.nats_consumer import NatsConsumer
 from intertie.bus.nats_session import NO_HEADERS, Credentials, NotConnected, Session, expiry_s, message_of, order
 from intertie.bus.port import Appended, ConsumerSpec, Dead, Handler, Message, StreamSpec, StreamState, Subscription
-from intertie.bus.subjects import INBOX, check, lowered, matches
+from intertie.bus.subjects import check, lowered, matches
 from intertie.bus.workers import put_down
 from intertie.errors import IntertieError, Unavailable
 from intertie.observe import log, metrics
@@ -367,7 +367,7 @@ class NatsBus:
 
     async def last_messages(self, stream: str, subject_filter: str, *, limit: int = 10_000) -> list[Message]:
         session = self._now()
-        deliver = f"{INBOX}{secrets.token_hex(8)}"
+        deliver = session.new_inbox()
         name = f"last-{secrets.token_hex(6)}"
         got: list[Message] = []
         complete = asyncio.Event()

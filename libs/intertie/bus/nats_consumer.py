@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import secrets
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -130,7 +129,7 @@ class NatsConsumer:
         if self.life and life != self.life:
             LOG.warning("a consumer was lost and made anew", consumer=self.spec.durable, stream=self.spec.stream)
         self.life = life
-        inbox = f"{INBOX}{secrets.token_hex(8)}"
+        inbox = session.new_inbox()
         self._requested, self._trouble = 0, ""
         self._heard_at = asyncio.get_running_loop().time()
 

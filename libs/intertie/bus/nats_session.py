@@ -22,11 +22,12 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from intertie.bus.port import Message
-from intertie.bus.subjects import INBOX, lowered, refuse_large, wire_name
+from intertie.bus.subjects import lowered, refuse_large, wire_name
 from intertie.clock import SystemClock
 from intertie.errors import IntertieError, Refused, Unavailable
 from intertie.observe import log
 from intertie.trust.login import FileLogin, Login
+from intertie.trust.nats_jwt import INBOX, inbox_of
 
 LOG = log.get("bus.nats")
 
@@ -83,13 +84,15 @@ class NotConnected(Unavailable):
 class Session:
     """An open connection. `lost` is set once, when it is of no more use, however that came."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, inbox: str = INBOX) -> None:
+        """`inbox`: the subject below which this connection may hear answers."""
         self.url = url
         self.client = Client()
         self.lost = asyncio.Event()
         self.renew_at: float | None = None
         self._errors: list[str] = []
-        self._inbox = f"{INBOX}{secrets.token_hex(11)}."
+        self._below = inbox
+        self._inbox = f"{self.new_inbox()}."
         self._asked: dict[str, asyncio.Future[Message]] = {}
         self._subjects: dict[str, str] = {}
         self._count = 0
@@ -97,12 +100,13 @@ class Session:
     @classmethod
     async def open(cls, url: str, name: str, credentials: Credentials, tls: ssl.SSLContext | None) -> Session:
         """Connect to one server, or `NotConnected` with the reason."""
-        session = cls(url)
         options: dict[str, object] = {}
         try:
             login, left = _login(credentials), expiry_s(credentials)
+            inbox = INBOX if login is None else inbox_of(login.jwt())
         except IntertieError as error:
             raise NotConnected(url, f"credentials: {error.text}") from error
+        session = cls(url, inbox)
         if login is not None:
             options["user_jwt_cb"], options["signature_cb"] = login.jwt, login.signature
         if tls is not None:
@@ -176,6 +180,10 @@ class Session:
     @property
     def max_message(self) -> int:
         return self.client.max_payload - PAYLOAD_MARGIN
+
+    def new_inbox(self) -> str:
+        """A subject that nobody can guess, below the one that this connection may hear."""
+        return f"{self._below}.{secrets.token_hex(11)}"
 
     def lose(self) -> None:
         """From now on of no use: whoever waits for an answer hears so at once."""

@@ -38,7 +38,9 @@ HUB_JETSTREAM_DISK = 3 * 1024 * 1024 * 1024
 HUB_STREAMS = 8
 HUB_CONSUMERS = 256
 
-INBOX = "_INBOX.>"
+INBOX = "_INBOX"
+"""A site's users are alone in their account and share one inbox. In the hub's account each service has its own below it: whoever could hear
+`_INBOX.>` there would hear every answer to every other service, and with them the claims that identity signs (field case BR-128)."""
 
 Json = Mapping[str, object]
 
@@ -114,10 +116,10 @@ BEYOND_COMMON: Mapping[str, tuple[Permissions, ...]] = {
 
 
 def _common(service: str) -> Permissions:
-    """Answer its own calls as a micro service, ask any other's queries, and receive answers."""
+    """Answer its own calls as a micro service, ask any other's queries, and receive answers in an inbox that no other service hears."""
     return Permissions(
         publish=(f"{PREFIX}.qry.*.*",),
-        subscribe=(f"{PREFIX}.qry.{service}.*", f"{PREFIX}.cmd.{service}.*", "$SRV.>", INBOX),
+        subscribe=(f"{PREFIX}.qry.{service}.*", f"{PREFIX}.cmd.{service}.*", "$SRV.>", f"{INBOX}.{service}.>"),
     )
 
 
@@ -135,7 +137,7 @@ def permissions_of(service: str) -> Permissions:
 # The server is asked for its accounts and told new ones; nothing else of the system account is needed.
 SYSTEM_PERMISSIONS = Permissions(
     publish=("$SYS.REQ.CLAIMS.UPDATE", "$SYS.REQ.CLAIMS.LIST", "$SYS.REQ.ACCOUNT.*.CLAIMS.LOOKUP", "$SYS.REQ.ACCOUNT.*.CONNZ"),
-    subscribe=(INBOX, "$SYS.ACCOUNT.*.CONNECT", "$SYS.ACCOUNT.*.DISCONNECT"),
+    subscribe=(f"{INBOX}.system.>", "$SYS.ACCOUNT.*.CONNECT", "$SYS.ACCOUNT.*.DISCONNECT"),
 )
 
 REVOKED_TAG = "revoked-signing-key:"
@@ -144,7 +146,7 @@ REVOKED_TAG = "revoked-signing-key:"
 SITE_ROLE = "agent"
 SITE_TEMPLATE: Json = {
     "pub": {"allow": ["up.*.sync", "up.answer", "tel.gpu.*"]},
-    "sub": {"allow": [INBOX, "down.*"]},
+    "sub": {"allow": [f"{INBOX}.>", "down.*"]},
     "subs": SITE_SUBSCRIPTIONS,
     "data": -1,
     "payload": SITE_PAYLOAD,
@@ -253,6 +255,17 @@ def revoked_keys(account: Issued) -> list[str]:
     """Signing keys that a site's account names as taken away."""
     tags = account.nats.get("tags", [])
     return [str(tag).removeprefix(REVOKED_TAG) for tag in tags if str(tag).startswith(REVOKED_TAG)] if isinstance(tags, list) else []
+
+
+def inbox_of(jwt: str | bytes) -> str:
+    """Below which subject a user with this JWT is answered: the inbox that its permissions name, else everybody's. The signature is not
+    looked at: the server judges it, and a wrong inbox only makes its user deaf."""
+    try:
+        text = jwt.decode("ascii") if isinstance(jwt, bytes) else jwt
+        allowed = json.loads(_unb64(text.split(".")[1]))["nats"]["sub"]["allow"]
+        return next(str(subject).removesuffix(".>") for subject in allowed if str(subject).startswith(f"{INBOX}."))
+    except (ValueError, KeyError, TypeError, IndexError, StopIteration, binascii.Error):
+        return INBOX
 
 
 def read(jwt: str) -> Issued:
