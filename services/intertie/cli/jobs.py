@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 from intertie.cli.client import Client
-from intertie.cli.out import EXIT_FAILED, EXIT_TIMEOUT, ago, json_option, line, local, note, print_json, table
+from intertie.cli.out import EXIT_FAILED, EXIT_TIMEOUT, ago, json_option, line, local, note, print_json, rejection_text, table
 from intertie.cli.session import connect
 from intertie.contracts.http import Link, ReasonBody
 from intertie.contracts.job import AttemptRecord, JobRecord, JobsReply, JobState, Story
@@ -155,9 +155,11 @@ def explain(job: str, as_json: bool) -> None:
         return
     waiting = record.waiting
     position = f"  #{waiting.position}" if waiting.position else ""
-    line(f"{say(f'wait.{waiting.reason}', lang)}: {waiting.text}{position}")
+    # The planner's sentence is English and repeats the first row.
+    sentence = f": {waiting.text}" if lang == "en" or not waiting.rejections else ""
+    line(f"{say(f'wait.{waiting.reason}', lang)}{sentence}{position}")
     for row in waiting.rejections:
-        line(f"  {row.site}/{row.pool}: {row.text} [{row.rule}]")
+        line(f"  {row.site}/{row.pool}: {rejection_text(row.rule, row.text)} [{row.rule}]")
     if waiting.round:
         line(say("cli.round", lang, round=waiting.round, since=local(waiting.since)))
 

@@ -11,7 +11,7 @@ import click
 
 from intertie.contracts.base import encode
 from intertie.errors import Denied, IntertieError, NotFound, Unauthenticated, Unavailable
-from intertie.text import language
+from intertie.text import known, language, say
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -75,10 +75,16 @@ def fail(error: IntertieError) -> NoReturn:
     if isinstance(rejections, list):
         for row in rejections:
             if isinstance(row, dict):
-                note(f"  {row.get('site')}/{row.get('pool')}: {row.get('text')}")
+                note(f"  {row.get('site')}/{row.get('pool')}: {rejection_text(str(row.get('rule')), str(row.get('text')))}")
     if error.next_step:
         note(f"{'下一步' if zh else 'next'}: {error.next_step}")
     sys.exit(exit_code(error))
+
+
+def rejection_text(rule: str, text: str) -> str:
+    """Why a pool was rejected: the planner's words; in Chinese the rule's name first, as the planner speaks English and has the numbers."""
+    lang, key = language(), f"rule.{rule}"
+    return f"{say(key, lang)}({text})" if lang == "zh" and known(key) else text
 
 
 def ago(at: datetime | None) -> str:

@@ -7,7 +7,8 @@ import socket
 from collections.abc import Sequence
 from pathlib import Path
 
-from intertie.cli.out import line, note
+from intertie.cli.money import clause_in
+from intertie.cli.out import line, note, rejection_text
 from intertie.contracts.job import JobRecord, JobSpec, JobState
 from intertie.contracts.site import PoolRecord
 from intertie.contracts.usage import AttemptBook, Statement
@@ -51,7 +52,7 @@ class Screen:
         rows = rejections if isinstance(rejections, list) else []
         for row in rows[:2]:
             if isinstance(row, dict):
-                line(f"      {row.get('site')}/{row.get('pool')}: {row.get('text')}")
+                line(f"      {row.get('site')}/{row.get('pool')}: {rejection_text(str(row.get('rule')), str(row.get('text')))}")
         if not rows:
             line(f"      {error.text}")
 
@@ -94,7 +95,7 @@ class Screen:
                 free.append(f"{say(f'phase.{formula.phase}', self._lang)} {formula.duration_us / 1e6:.3f} s")
                 continue
             line(f"  {formula_text(formula, self._lang)}   {say(f'payer.{charge.payer}', self._lang)}")
-            line(f"    {formula.clause}")
+            line(f"    {clause_in(formula.clause, self._lang)}")
         self._say("free", clocks=", ".join([*free, say("quick.queue", self._lang)]))
 
     def page(self, record: JobRecord, url: str) -> None:

@@ -14,7 +14,7 @@ import msgspec
 from intertie.cli import outbox
 from intertie.cli.client import Client
 from intertie.cli.config import load_login
-from intertie.cli.out import line, note, print_json
+from intertie.cli.out import line, note, print_json, rejection_text
 from intertie.cli.session import connect
 from intertie.contracts.http import SubmitBody
 from intertie.contracts.job import JobSpec, OnSilence, SubmitReply, WorkRef
@@ -227,7 +227,7 @@ def tell_dry_run(reply: SubmitReply, as_json: bool) -> None:
         for pool in reply.fits:
             line(say("cli.fits", language(), pool=pool))
         for row in reply.rejections:
-            line(f"{row.site}/{row.pool}: {row.text}")
+            line(f"{row.site}/{row.pool}: {rejection_text(row.rule, row.text)}")
         if not reply.fits and not reply.rejections:
             line(say("wait.no_site", language()))
     if not reply.fits:
