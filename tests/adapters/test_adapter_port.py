@@ -57,6 +57,7 @@ async def test_the_end_of_a_run_is_its_start_plus_boot_time(adapter: Adapter) ->
 
 
 async def test_a_second_start_is_the_first_one_again(adapter: Adapter) -> None:
+    """BR-046, without a native queue: before a start is tried again it is looked for by its own name."""
     work = attempt("sleep 0.1\nexit 0\n")
     await adapter.prepare(work, None)
     first = await adapter.start(work)

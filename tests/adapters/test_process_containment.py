@@ -207,7 +207,7 @@ async def test_a_lost_supervisor_leaves_the_end_unknown_and_nobody_pays(machine:
 
 
 async def test_after_a_reboot_the_end_is_the_last_sign_of_life_and_the_site_s_doing(plain: ProcessAdapter) -> None:
-    """The reboot is played: the records say another boot id."""
+    """BR-078: not the moment when it was noticed. The reboot is played: the records say another boot id."""
     work = attempt("exit 0\n")
     await run(plain, work)
     await plain.ended(work)
@@ -241,10 +241,12 @@ async def test_a_job_of_slots_sees_no_gpu_and_a_job_of_gpus_only_its_own(plain: 
 
 
 async def test_a_user_s_value_reaches_the_job_and_overrules_none_of_ours(plain: ProcessAdapter) -> None:
-    work = attempt('echo "$SECRET $CUDA_VISIBLE_DEVICES"\n', env={"SECRET": "s3", "CUDA_VISIBLE_DEVICES": "all"})
+    """BR-045: byte for byte, commas and line ends included, and by a file of its own."""
+    env = {"SECRET": "s3", "CUDA_VISIBLE_DEVICES": "all", "A": "1,2", "B": "line1\nline2"}
+    work = attempt('echo "$SECRET $CUDA_VISIBLE_DEVICES"\nprintf "%s|%s|" "$A" "$B"\n', env=env)
     await run(plain, work)
     await plain.ended(work)
-    assert (await plain.log(work.id, 0, 100)).data == b"s3 \n"
+    assert (await plain.log(work.id, 0, 100)).data == b"s3 \n1,2|line1\nline2|"
     env_file = plain.home(work.id) / "env.json"
     assert env_file.stat().st_mode & 0o777 == 0o600
     assert b"s3" not in (plain.home(work.id) / "spec.json").read_bytes()

@@ -308,6 +308,7 @@ def test_segments_neither_overlap_nor_gap_and_their_sum_is_exact_wherever_border
 
 
 def test_an_attempt_has_one_anchor_and_the_last_segment_says_so() -> None:
+    """BR-139: the wall clock is read once an attempt, whatever it shows afterwards."""
     started = StartedRecord(utc_ns=1_796_083_200_123_456_789, boot_ns=5 * 10**9, native_id="1", offset_s=0.25, error_s=0.01)
     work = attempt(started=started)
     spans = usage.spans(staged_us=2_000_000, ran_us=6_418_001, packing_us=0)
@@ -336,12 +337,14 @@ CUTS = [
 def test_a_log_is_cut_between_characters(
     what: str, data: bytes, before: int, offset: int, complete: bool, expected: tuple[int, int, str]
 ) -> None:
+    """BR-140."""
     piece = logs.cut(data, before, offset, complete=complete)
     assert (piece.offset, piece.next_offset, piece.text) == expected
 
 
 @given(st.text(max_size=60), st.integers(1, 7))
 def test_a_reader_who_follows_reads_every_character_once(text: str, size: int) -> None:
+    """BR-140."""
     data = text.encode("utf-8")
     offset, said = 0, ""
     while offset < len(data):

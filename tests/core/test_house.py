@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tomllib
 from importlib import import_module
+from importlib.metadata import packages_distributions
 from pathlib import Path
 from typing import Any
 
@@ -134,3 +135,21 @@ def test_no_path_of_one_machine_is_in_the_tree() -> None:
         check=False,
     ).stdout
     assert not found, found
+
+
+@pytest.mark.parametrize("blind", ["key_value", "create_key_value", "ordered_consumer"])
+def test_nothing_waits_on_what_is_blind_after_a_restart(blind: str) -> None:
+    """BR-114: key-value watches and ordered consumers of the pinned client hear nothing for some 19 s and say nothing of it."""
+    calls = re.compile(rf"\.{blind}\(|ordered_consumer=True")
+    found = [
+        path for half in ("libs", "services") for path in (ROOT / half).rglob("*.py") if calls.search(path.read_text(encoding="utf-8"))
+    ]
+    assert not found
+
+
+def test_the_deprecated_namesake_of_the_nvml_binding_is_not_installed_beside_it() -> None:
+    """BR-101: both bring a module `pynvml`; which one answers would be chance."""
+    lock = (ROOT / "requirements.lock").read_text(encoding="utf-8")
+    assert re.search(r"^nvidia-ml-py==", lock, re.MULTILINE) and not re.search(r"^pynvml==", lock, re.MULTILINE)
+    owners = packages_distributions()["pynvml"]
+    assert set(owners) == {"nvidia-ml-py"}

@@ -49,14 +49,28 @@ def test_directives_end_at_the_first_command() -> None:
 
 @pytest.mark.parametrize(
     ("text", "seconds"),
-    [("30", 1_800), ("1:30", 90), ("1:30:00", 5_400), ("2-0", 172_800), ("1-12:30", 131_400), ("0-00:00:05", 5)],
+    [
+        ("30", 1_800),
+        ("90", 5_400),
+        ("1:30", 90),
+        ("4:00", 240),
+        ("1:00:00", 3_600),
+        ("1:30:00", 5_400),
+        ("2-0", 172_800),
+        ("2-12", 216_000),
+        ("2-12:30", 217_800),
+        ("1-02:03:04", 93_784),
+        ("0-00:00:05", 5),
+    ],
 )
 def test_time_limits_are_read_as_slurm_reads_them(text: str, seconds: int) -> None:
+    """BR-033."""
     assert parse_wall(text) == seconds
 
 
-@pytest.mark.parametrize("text", ["", "0", "abc", "1:2:3:4", "-5", "UNLIMITED", "1.5"])
+@pytest.mark.parametrize("text", ["", "0", "abc", "1:2:3:4", "-5", "UNLIMITED", "INFINITE", "Partition_Limit", "NOT_SET", "INVALID", "1.5"])
 def test_what_is_no_time_limit_is_refused(text: str) -> None:
+    """BR-033: what cannot be read is never the same as no limit; a job here always has one."""
     with pytest.raises(ValueError, match="time"):
         parse_wall(text)
 

@@ -160,6 +160,7 @@ def test_without_an_exporter_ids_are_valid_and_children_join() -> None:
 
 
 def test_a_repeat_is_linked_to_its_cause_and_is_no_second_child(spans: InMemorySpanExporter) -> None:
+    """BR-134."""
     with tracing.span("again", new_root=True, links=[GOOD, "garbage"]):
         pass
     [span] = ended(spans)

@@ -232,6 +232,15 @@ def test_br_078_held_and_run_are_both_kept_and_the_agreement_says_which_costs() 
     assert total(held, spec(charged_phases=[UsagePhase.RUN, UsagePhase.SUSPENDED])) == 96
 
 
+def test_br_078_a_pause_that_was_open_when_the_host_died_ends_with_the_last_sign_of_life() -> None:
+    """Start 08:00:00, paused from 08:40:00, last sign of life 08:40:05, noticed 11:40:00: what is told is what was seen."""
+    held = [segment(0, 2400), segment(2400, 2405, phase=UsagePhase.SUSPENDED)]
+    used = union(held)
+    assert used.milli_us() == 2_400_000_000_000
+    assert used.milli_us([UsagePhase.RUN, UsagePhase.SUSPENDED]) == 2_405_000_000_000
+    assert total(held) == 4
+
+
 def test_br_079_an_hour_is_an_hour_whatever_the_wall_said() -> None:
     berlin = ZoneInfo("Europe/Berlin")
     for day, hours in ((datetime(2026, 10, 25, 1, 30, tzinfo=berlin), 3), (datetime(2026, 3, 29, 1, 30, tzinfo=berlin), 1)):

@@ -167,7 +167,7 @@ LIFE = ("claimed", "staging", "started", "ended")
 
 @pytest.mark.parametrize("upto", range(1, 5))
 def test_repeats_and_late_entries_change_nothing(upto: int) -> None:
-    """BR-060: an entry that comes again, or after what followed it, is harmless."""
+    """BR-060, BR-023: an entry that comes again, or after what followed it, is harmless; an end stays."""
     site = Site()
     entries = [site.claimed(), site.say(Staging), site.started(), site.ended()][:upto]
     file = run(placed(), entries)
@@ -361,10 +361,14 @@ def test_the_same_content_is_known_by_its_job_and_other_content_is_not() -> None
     [
         ({"A": "1"}, [], "scheduler.env_names"),
         ({"A B": "1"}, ["A B"], "scheduler.env_name"),
-        ({"A": "x" * 70_000}, ["A"], "scheduler.env_too_large"),
+        ({"A": "x" * 131_072}, ["A"], "scheduler.env_too_large"),
+        ({f"A{n}": "x" * 6_000 for n in range(100)}, [f"A{n}" for n in range(100)], "scheduler.env_too_large"),
+        ({"A": "x" * 2_000_000}, ["A"], "scheduler.env_too_large"),
+        ({"bad-name": "x"}, ["bad-name"], "scheduler.env_name"),
     ],
 )
 def test_a_request_that_contradicts_itself_is_refused(env: dict[str, str], names: list[str], code: str) -> None:
+    """BR-045, BR-110: before any site, and before any message, has to carry it."""
     spec = JobSpec(name="one", script="true", env_names=names)
     with pytest.raises(Refused) as refused:
         check_request(SubmitJob(tenant=TenantName("acme"), spec=spec, env=env, client_key="k"))

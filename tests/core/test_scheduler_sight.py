@@ -82,6 +82,14 @@ def test_live_means_taken_and_received_within_the_limit(sampled_s: int, received
     assert seen(sight, offset_s=offset_s)[1] is live
 
 
+@pytest.mark.parametrize(("silence_s", "live"), [(4.9, True), (5.1, False), (19.0, False)])
+def test_a_hub_that_hears_nothing_of_a_device_believes_nothing_of_it_within_five_seconds(silence_s: float, live: bool) -> None:
+    """BR-114: after a restart of the server watchers were blind for 19 s as if nothing had changed; here silence itself is the sign."""
+    sight = Sight()
+    sight.observe(SITE, sample(), 100.0)
+    assert seen(sight, now=NOW + timedelta(seconds=silence_s), now_s=100.0 + silence_s) == (DeviceState.FREE, live)
+
+
 def test_an_older_sample_never_replaces_a_newer_one() -> None:
     sight = looking()
     assert not sight.observe(SITE, sample(DeviceState.LOST, at=NOW - timedelta(seconds=1), sequence=9), 101.0)

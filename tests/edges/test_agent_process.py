@@ -249,6 +249,7 @@ async def test_questions_are_answered_and_devices_are_told(operator_hub: Running
 
 
 async def test_an_agent_killed_and_started_again_loses_no_exit_code(operator_hub: RunningHub, pair: tuple[Site, Scheduler]) -> None:
+    """BR-056."""
     site, scheduler = pair
     async with running_keeper(operator_hub, scheduler):
         site.start()
@@ -263,7 +264,7 @@ async def test_an_agent_killed_and_started_again_loses_no_exit_code(operator_hub
 
 
 async def test_with_hub_and_bus_gone_the_site_works_on_and_tells_it_all_afterwards(short_folder: Path) -> None:
-    """The agent is restarted while nothing answers: it adopts what runs, serves its owner, and says so when the bus is back."""
+    """BR-054: the agent is restarted while nothing answers: it adopts what runs, serves its owner, and says so when the bus is back."""
     layout = await asyncio.to_thread(new_hub, short_folder / "hub")
     key = Key.new("U")
     store = MemoryStore("scheduler")

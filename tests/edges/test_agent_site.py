@@ -172,6 +172,7 @@ async def test_a_withdrawn_claim_never_runs(short_folder: Path) -> None:
 
 
 async def test_a_stop_that_comes_before_its_offer_leaves_a_tombstone(short_folder: Path) -> None:
+    """BR-048."""
     key = Key.new("U")
     body = offer()
     async with a_site(short_folder, scheduler=key) as world:
@@ -239,7 +240,7 @@ async def test_an_agent_that_returns_keeps_the_job_it_was_running(short_folder: 
 
 
 async def test_a_start_that_the_agent_could_not_write_down_is_found_and_told_once(short_folder: Path) -> None:
-    """The agent died between the supervisor's record and its own."""
+    """BR-046, BR-060: the agent died between the supervisor's record and its own."""
     key = Key.new("U")
     body = offer(script="exit 4\n")
     async with a_site(short_folder, scheduler=key) as world:

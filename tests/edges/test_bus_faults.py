@@ -68,6 +68,7 @@ async def appended(bus: NatsBus, body: bytes, message_id: str) -> None:
 
 
 async def test_a_killed_and_restarted_server_finds_subscriptions_services_and_consumers_again(server: NatsServer, bus: NatsBus) -> None:
+    """BR-114, BR-127: all hear again within seconds (KV watches would be blind for some 19 s), and what is said meanwhile is said to be lost."""
     states: list[bool] = []
     bus.on_state(states.append)
     got: list[bytes] = []
@@ -109,6 +110,32 @@ async def test_a_request_under_way_when_the_server_dies_is_told_at_once(server: 
         async with asyncio.timeout(10):
             await request
     assert told.value.code == "bus.timeout", "it may have been done"
+
+
+async def test_an_append_without_an_answer_is_a_maybe_and_its_repeat_is_stored_once(server: NatsServer, bus: NatsBus) -> None:
+    """BR-111: the frozen server has the message and stores it when it thaws; the same id again is a duplicate, handled once."""
+    got: list[bytes] = []
+
+    async def handle(message: Message) -> None:
+        got.append(message.body)
+
+    await bus.ensure_stream(EVENTS)
+    await bus.consume(ConsumerSpec("EVENTS", "d", ["evt.>"]), handle, never)
+    await appended(bus, b"before", "m-0")
+    await until(lambda: got == [b"before"], "the consumer at work")
+    server.freeze()
+    try:
+        with pytest.raises(Unavailable) as told:
+            await bus.append("evt.a", b"submit", message_id="m-1", timeout_s=0.3)
+        assert told.value.code == "bus.timeout"
+    finally:
+        server.thaw()
+    await until(lambda: len(got) == 2, "the message that was said to be a maybe")
+    await appended(bus, b"submit", "m-1")
+    await appended(bus, b"next", "m-2")
+    await until(lambda: b"next" in got, "what came after")
+    state = await bus.stream_state("EVENTS")
+    assert state and state.messages == 3 and got == [b"before", b"submit", b"next"]
 
 
 async def test_a_server_that_comes_back_empty_gets_stream_and_consumer_again(server: NatsServer, bus: NatsBus) -> None:

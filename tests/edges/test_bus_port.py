@@ -196,13 +196,22 @@ async def test_a_full_backlog_drops_the_oldest(clients: Clients) -> None:
 
 
 async def test_a_message_too_large_with_its_headers_is_refused_and_the_bus_lives_on(clients: Clients) -> None:
-    """BR-110: the body alone would fit."""
+    """BR-110: the body alone would fit; whichever way it is sent."""
     bus = await clients("one")
-    for body, headers in ((b"x" * 1_048_576, {"traceparent": "00-" + "a" * 32}), (b"x" * 1_048_577, {}), (b"x" * 5_000_000, {})):
-        with pytest.raises(Refused) as told:
-            await bus.publish("big", body, headers)
-        assert told.value.code == "bus.too_large"
-    assert await bus.alive()
+    states: list[bool] = []
+    bus.on_state(states.append)
+    await bus.ensure_stream(EVENTS)
+    traced = {"traceparent": "00-" + "a" * 32 + "-" + "b" * 16 + "-01"}
+    for body, headers in ((b"x" * 1_048_576, traced), (b"x" * 1_048_577, {}), (b"x" * 5_000_000, {})):
+        for way in (
+            bus.publish("big", body, headers),
+            bus.request("big", body, timeout_s=5, headers=headers),
+            bus.append("evt.big", body, message_id="big", headers=headers),
+        ):
+            with pytest.raises(Refused) as told:
+                await way
+            assert told.value.code == "bus.too_large"
+    assert await bus.alive() and states == [True]
 
 
 async def test_an_answer_too_large_is_an_error_and_not_a_silence(clients: Clients) -> None:

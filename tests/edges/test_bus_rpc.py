@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
@@ -179,6 +179,30 @@ async def test_a_bad_trace_header_is_a_new_trace_and_no_error(bus: MemoryBus, he
     answer = await bus.request(endpoints.TENANTS.subject, encode(Empty()), timeout_s=2, headers=headers)
     assert answer.body == encode(TenantsReply(tenants=[]))
     assert len(seen[0]) == 32 and int(seen[0], 16)
+
+
+@pytest.mark.parametrize("name", ["traceparent", "Traceparent", "TRACEPARENT"])
+async def test_a_trace_goes_on_however_its_header_is_spelt_and_foreign_baggage_goes_no_further(bus: MemoryBus, name: str) -> None:
+    """BR-134: the service behind the called one sees the same trace, and nothing else that came from outside."""
+    seen: list[Mapping[str, str]] = []
+
+    async def further(message: Message) -> bytes:
+        seen.append(message.headers)
+        return encode(TenantsReply(tenants=[]))
+
+    async def handler(request: CreateTenant, caller: rpc.Caller) -> TenantRecord:
+        await tenants(bus)
+        return _record(request.tenant)
+
+    await bus.subscribe(endpoints.TENANTS.subject, further)
+    await serving(bus, endpoints.CREATE_TENANT, handler)
+    outside = {"intertie-claims": "alice's word", name: "00-" + "a" * 32 + "-" + "b" * 16 + "-01", "baggage": "k=" + "v" * 8_190}
+    await bus.request(
+        endpoints.CREATE_TENANT.subject, encode(CreateTenant(tenant=TenantName("t"))), timeout_s=2, headers={**outside, "tracestate": "x=y"}
+    )
+    assert seen[0].keys() == {"traceparent", "intertie-claims"}
+    (trace, parent) = seen[0]["traceparent"].split("-")[1:3]
+    assert trace == "a" * 32 and parent != "b" * 16
 
 
 async def test_a_handler_that_hangs_gives_its_worker_back(bus: MemoryBus) -> None:

@@ -197,11 +197,12 @@ SITE_FORBIDDEN_PUBLISH = [
     "$SYS.REQ.CLAIMS.UPDATE",
     "anything",
 ]
-# BR-128: a reply box is not readable by a wildcard; each site has an account of its own besides.
 SITE_FORBIDDEN_SUBSCRIBE = [">", "*.*.>", "up.>", "tel.>", "intertie.>", "$JS.API.>", "$SYS.>"]
 
 
 async def test_a_site_can_speak_and_hear_on_nothing_but_its_own_subjects(operator_hub: RunningHub, site: Site) -> None:
+    """BR-125, BR-128: no subtree but its own; a reply box is not readable by a wildcard; each site has an account of its own besides."""
+
     async def quiet(_: Msg) -> None: ...
 
     errors: list[str] = []

@@ -35,7 +35,7 @@ from intertie.contracts.job import (
 )
 from intertie.contracts.site import DeviceKind
 from intertie.contracts.usage import BooksReply, Statement, StatementQuery
-from intertie.errors import NotFound, Refused, Unauthenticated
+from intertie.errors import NotFound, Refused, Unauthenticated, Unavailable
 from intertie.gateway.__main__ import GatewaySettings, application
 from intertie.gateway.objects import ObjectStore
 from intertie.ids import AttemptId, DeviceId, Digest, JobId, PoolName, PrincipalId, SiteName, StatementId, TenantName
@@ -126,6 +126,8 @@ class Services:
         return SubmitReply(job=record(), repeated=repeated)
 
     async def job(self, request: JobQuery, caller: rpc.Caller) -> JobRecord:
+        if request.job == "job-busy":
+            raise Unavailable("store.busy", "every connection to the database is in use", retry_after_s=3)
         if request.job != JOB:
             raise NotFound("not_found", "there is no such thing, or it is not yours to see")
         return record()
@@ -226,6 +228,13 @@ async def test_each_mistake_is_a_problem_with_its_code(
         assert said["status"] == status
         assert said["detail"]
         assert said["trace_id"] == response.headers["X-Trace-Id"]
+
+
+async def test_a_service_that_is_too_busy_is_said_to_be_with_the_time_to_ask_again(world: World) -> None:
+    """BR-130: a database pool with every connection held reaches the caller as 503 and Retry-After, not as a hang."""
+    async with world.session.get("/v1/jobs/job-busy", headers=world.user()) as response:
+        said = await response.json(content_type="application/problem+json")
+    assert (response.status, response.headers["Retry-After"], said["code"]) == (503, "3", "store.busy")
 
 
 async def test_a_refusal_carries_what_each_pool_lacks(world: World) -> None:

@@ -514,14 +514,15 @@ async def test_two_agents_that_take_turns_are_one_fault_not_one_each_beat(world:
     assert world.faults() == [("lane.forked/site-a/scheduler", False)]
 
 
-async def test_a_clock_that_is_far_off_is_reported_by_the_heartbeat_lane(world: World) -> None:
-    """BR-139: seven minutes fast; nothing of the lane depends on it."""
+@pytest.mark.parametrize("off", [timedelta(minutes=7), timedelta(minutes=-7), timedelta(hours=-1)])
+async def test_a_clock_that_is_far_off_is_reported_by_the_heartbeat_lane(world: World, off: timedelta) -> None:
+    """BR-139: seven minutes fast, or slow, or an hour behind; nothing of the lane depends on it."""
     keeper = LaneKeeper(world.hub, Lane.REGISTRY, world.tables, CLOCK, interpret=world.service.interpret)
     async with running(keeper.run()):
         await asyncio.wait_for(keeper.listening.wait(), 5)
         said = first_sync()
-        fast = Clocks(utc=CLOCK.now() + timedelta(minutes=7), boot_s=1.0, kernel_boot="boot-1")
-        found = await ask(world.account(A), msgspec.structs.replace(said, lane=Lane.REGISTRY, clocks=fast))
+        clocks = Clocks(utc=CLOCK.now() + off, boot_s=1.0, kernel_boot="boot-1")
+        found = await ask(world.account(A), msgspec.structs.replace(said, lane=Lane.REGISTRY, clocks=clocks))
     assert found.state is LaneState.OK
     assert world.faults() == [("site.clock/site-a/registry", False)]
 

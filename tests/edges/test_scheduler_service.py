@@ -193,6 +193,7 @@ async def test_before_any_site_has_joined_a_job_waits_for_one(hub: Hub) -> None:
 
 
 async def test_a_cancel_of_a_waiting_job_acts_now(hub: Hub) -> None:
+    """BR-049."""
     job = await hub.submit()
     done = await hub.parts.scheduler.cancel(CancelJob(job=job.job, reason="enough"), USER)
     assert (done.state, done.cancel_requested) == ("cancelled", True)
@@ -353,7 +354,7 @@ async def test_a_cordon_and_a_mapping_reach_rounds_and_settings(hub: Hub, agent:
 
 
 async def test_a_silent_site_changes_only_ages(hub: Hub) -> None:
-    """Silence is told beside the state; nothing is placed there, nothing of it ends."""
+    """BR-053, the blip: silence is told beside the state; nothing is placed there, nothing of it ends."""
     agent = hub.agent()
     await hub.learn(*joined_events(SITE, 2, ACME))
     async with alive(agent):
@@ -466,8 +467,38 @@ async def test_a_long_list_is_cut_to_what_one_message_carries(hub: Hub) -> None:
     assert len(page.jobs) + len(rest.jobs) == 12
 
 
+async def test_a_cancel_while_the_site_is_away_waits_for_it_and_reaches_it_before_new_work() -> None:
+    """BR-052: cut, cancelled, the scheduler restarted, healed: the site's first word is the stop, and until it is done its slot is not offered."""
+    store, broker, key = MemorySchedulerStore(clock=CLOCK), MemoryBroker(), Key.new("U")
+    async with made(store, broker, key) as hub:
+        agent = hub.agent(slots=1)
+        await hub.learn(*joined_events(SITE, 1, ACME))
+        async with alive(agent):
+            job = await hub.submit("k1")
+            await agent.next_running()
+            await hub.reaches(job.job, "running")
+        asked = await hub.parts.scheduler.cancel(CancelJob(job=job.job, reason="enough"), USER)
+        assert (asked.state, asked.cancel_requested) == ("running", True)
+        other = await hub.submit("k2")
+    before = len(agent.heard)
+    async with made(store, broker, key) as hub:
+
+        async def silent() -> bool:
+            return (await hub.job(job.job)).site_silent_since is not None
+
+        await until(silent, "silence is seen", within_s=30)
+        found = await hub.job(job.job)
+        assert (found.state, found.cancel_requested, (await hub.job(other.job)).state) == ("running", True, "queued")
+        async with alive(agent):
+            done = await hub.reaches(job.job, "cancelled")
+            await hub.reaches(other.job, "running")
+    assert done.attempts[0].cause is Cause.CANCELLED
+    told = [type(one).__name__ for one in agent.heard[before:]]
+    assert told[0] == Stop.__name__ and Offer.__name__ in told
+
+
 async def test_a_restarted_scheduler_goes_on_where_it_was() -> None:
-    """Jobs, reasons and what others told are on disk; nothing runs twice."""
+    """BR-070, with a job that ends while the scheduler is down: jobs, reasons and what others told are on disk; nothing runs twice."""
     store, broker, key = MemorySchedulerStore(clock=CLOCK), MemoryBroker(), Key.new("U")
     async with made(store, broker, key) as hub:
         agent = hub.agent()

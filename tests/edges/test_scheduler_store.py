@@ -264,19 +264,29 @@ async def test_a_device_and_a_job_have_one_holder_whatever_a_plan_says(store: Sc
 
 
 async def test_reservations_equal_the_live_attempts_after_every_end(store: SchedulerStore) -> None:
-    """BR-070: a device is free again after each way to end, and no slot survives its attempt."""
-    for number, way in enumerate(("ended", "cancelled", "ended")):
+    """BR-070: a device is free again after each way to end, and no slot survives its attempt; a double submit holds nothing twice."""
+    for number, way in enumerate(("ended", "cancelled", "refused", "failed", "ended")):
         job = a_job(f"k{number}")
-        await submit(store, job)
+        assert not (await submit(store, job)).repeated and (await submit(store, a_job(f"k{number}"))).repeated
         site = Site(await place(store, job, name=f"round-{number}"))
-        if way == "cancelled":
+        assert [held.record.job for held in (await store.load_round({})).live] == [job.job]
+        match way:
+            case "cancelled":
+                entries = []
+                await store.change(
+                    job.job, EVERYTHING, lambda f: life.cancel(f, actor="a", reason="", now=T0), actor="a", action="c", reason=""
+                )
+            case "refused":
+                entries = [site.refused()]
+            case _:
+                entries = [site.claimed(), site.started(), site.ended(Cause.JOB if way == "failed" else None)]
+        for entry in entries:
+            await tell(store, entry)
+        assert (await store.load_round({})).live == []
+        if way == "refused":
             await store.change(
                 job.job, EVERYTHING, lambda f: life.cancel(f, actor="a", reason="", now=T0), actor="a", action="c", reason=""
             )
-        else:
-            for entry in (site.claimed(), site.started(), site.ended()):
-                await tell(store, entry)
-        assert (await store.load_round({})).live == []
 
 
 async def test_a_deposed_leader_writes_nothing(store: SchedulerStore) -> None:
@@ -529,3 +539,22 @@ async def test_a_change_decided_on_an_old_row_is_stale(pg: PgDatabase) -> None:
             await store.change(
                 job.job, EVERYTHING, lambda _: life.cancel(old, actor="a", reason="", now=T0), actor="a", action="c", reason=""
             )
+
+
+async def test_a_submit_whose_caller_hung_up_is_found_by_its_key(pg: PgDatabase) -> None:
+    """BR-061, BR-132: job, key, environment and event are there together or not at all, whenever the caller went; the repeat makes it one job."""
+    async with on_postgres(pg) as store:
+        hung_up = 0
+        for step in range(12):
+            caller = asyncio.create_task(submit(store, a_job(f"k{step}")))
+            await asyncio.sleep(step * 0.0005)
+            caller.cancel()
+            hung_up += isinstance((await asyncio.gather(caller, return_exceptions=True))[0], asyncio.CancelledError)
+        assert hung_up
+        for step in range(12):
+            first = await submit(store, a_job(f"k{step}"))
+            again = await submit(store, a_job(f"k{step}"))
+            assert (again.job.job, again.repeated) == (first.job.job, True)
+        told, _ = await _events(store)
+        held, _ = await store.views(JobsQuery(limit=100), EVERYTHING)
+        assert sorted(event.entity for event in told) == sorted(view.job.job for view in held) and len(held) == 12

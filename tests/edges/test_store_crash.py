@@ -156,7 +156,7 @@ async def say(db: Database, first: int, last: int) -> None:
 
 
 async def test_a_folder_wiped_under_the_live_server_is_made_good(pg: PgDatabase, own_nats: Nats) -> None:
-    """LINK D20: the server goes on acknowledging what it does not store and says so only after its restart; then everything is there again,
+    """BR-126, LINK D20: the server goes on acknowledging what it does not store and says so only after its restart; then everything is there again,
     what was acknowledged into the void included."""
     async with opened(pg) as db, connected(own_nats, "scheduler") as bus:
         relay = Relay(db, bus, "scheduler", beat_s=BEAT_S)
@@ -176,6 +176,7 @@ async def test_a_folder_wiped_under_the_live_server_is_made_good(pg: PgDatabase,
 
 
 async def test_a_server_that_comes_back_with_an_empty_folder_is_filled_and_consumers_go_on(pg: PgDatabase, own_nats: Nats) -> None:
+    """BR-126, BR-129: the stream gone whole, all of it again from the outbox, nothing applied twice."""
     async with opened(pg) as db, connected(own_nats, "scheduler") as bus, connected(own_nats, "registry") as other:
         inbox, applied = MemoryStore("registry"), list[str]()
 

@@ -9,7 +9,7 @@ from decimal import Decimal
 
 import pytest
 from tests.conftest import PgDatabase
-from tests.edges.store_world import opened, until
+from tests.edges.store_world import Probe, opened, until
 
 from intertie import store as store_package
 from intertie.contracts.base import EventMeta, encode
@@ -198,23 +198,34 @@ async def test_a_lock_that_is_not_waited_for_is_said(db: Database) -> None:
 
 
 async def test_a_caller_cancelled_near_commit_leaves_all_or_nothing(db: Database) -> None:
-    """BR-132: whatever the moment of the cancel, the row and its outbox event are both there or both not."""
+    """BR-132: whatever the moment of the cancel, the row, its outbox event and its audit row are all there or all not.
 
-    async def write(number: int) -> None:
+    The cancel comes later each time, until it comes too late.
+    """
+
+    async def write(name: str) -> None:
         async with db.transaction() as tx:
-            await add(tx, f"t{number}")
-            await tx.audit(actor="a", action="b", target=f"t{number}")
+            await add(tx, name)
+            await tx.emit(Probe(probe=name, version=1))
+            await tx.audit(actor="a", action="b", target=name)
 
-    for number in range(60):
-        task = asyncio.create_task(write(number))
-        for _ in range(number):
-            await asyncio.sleep(0)
+    cancelled, steps = set[str](), 0
+    while True:
+        task = asyncio.create_task(write(f"t{steps}"))
+        await asyncio.sleep(steps * 0.0001)
+        if task.done():
+            await task
+            break
         task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        assert isinstance((await asyncio.gather(task, return_exceptions=True))[0], asyncio.CancelledError)
+        cancelled.add(f"t{steps}")
+        steps += 1
     async with db.transaction() as tx:
         things = {row["id"] for row in await tx.all("SELECT id FROM thing")}
+        events = {row["entity"] for row in await tx.all("SELECT entity FROM outbox")}
         audits = {row["target"] for row in await tx.all("SELECT target FROM audit")}
-    assert things == audits
+    assert things == events == audits
+    assert f"t{steps}" in things and cancelled - things, "some were cancelled in time and one was not"
 
 
 @pytest.mark.parametrize("broken", [False, True], ids=["no answer", "link broken"])

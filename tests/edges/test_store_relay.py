@@ -11,6 +11,7 @@ from tests.edges.store_world import OtherProbe, Probe, emit, opened, running, un
 
 from intertie.bus.memory import MemoryBroker, MemoryBus
 from intertie.bus.port import Message
+from intertie.clock import ManualClock
 from intertie.contracts.base import EventMeta, Head, Heads, decode, encode
 from intertie.contracts.incident import FaultReported
 from intertie.errors import Unavailable
@@ -110,11 +111,13 @@ async def test_another_relay_goes_on_when_the_first_one_dies(db: Database, pg: P
 
 
 async def test_a_bus_that_is_away_costs_nothing_but_time(store: Store, bus: MemoryBus) -> None:
+    """BR-127: what counts as published is what the stream acknowledged."""
     relay = Relay(store, bus, "scheduler", beat_s=BEAT_S)
     bus.cut()
     async with running(relay.run()):
         await until(lambda: relay.leads, "leads")
         await say(store, "a", "b")
+        assert relay.published == 0
         bus.heal()
         await until(lambda: relay.published == 2, "published")
     assert await on_stream(bus) == 2
@@ -333,6 +336,29 @@ async def test_an_event_that_is_never_handled_becomes_a_dead_letter_and_a_fault(
     (fault,) = inbox.events
     assert isinstance(fault, FaultReported)
     assert fault.report.key == f"dead_letter/registry/registry/{Probe.TYPE}"
+
+
+async def test_an_event_said_again_after_the_window_of_duplicates_is_applied_once(db: Database) -> None:
+    """BR-112: a window of two minutes, ten minutes away; the stream takes the second copy for new, the consumer's own list does not."""
+    clock = ManualClock()
+    broker = MemoryBroker(clock)
+    bus, source, applied = broker.client("scheduler"), MemoryStore("scheduler"), list[str]()
+
+    async def apply(event: Probe, meta: EventMeta) -> None:
+        async with db.transaction() as tx:
+            if await tx.first_time(meta):
+                applied.append(event.probe)
+
+    relay = Relay(source, bus, "scheduler", beat_s=BEAT_S)
+    made = EventConsumer(broker.client("registry"), db, "registry", {Probe: apply}, beat_s=BEAT_S)
+    async with running(relay.run()), running(made.run()):
+        await say(source, "e1")
+        await until(lambda: made.handled == 1, "the first copy")
+        clock.advance(600)
+        relay.replay()
+        await until(lambda: made.handled == 2, "the second copy")
+    assert EVENTS.duplicate_window_s <= 120 and await on_stream(bus) == 2
+    assert applied == ["e1"]
 
 
 async def test_after_a_wipe_and_a_refill_nothing_is_applied_twice(store: Store, broker: MemoryBroker, bus: MemoryBus) -> None:

@@ -1,0 +1,351 @@
+"""Field cases and who carries them: each row leads to the tests that hold it, or to the later work that will, and why.
+
+A case may be in both: the part of it that is built is held, the rest is named. Only ids stand here; what a case says is in its test's words.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).resolve().parents[1]
+NAMED = re.compile(r"(?<![a-z0-9])br[-_](\d{3})(?!\d)", re.IGNORECASE)
+
+MANDATORY = ("109", "110", "111", "112", "114", "119", "123", "125", "130", "132", "134", "135")
+"""These are held from the first spine on, whatever else waits."""
+
+HELD: Mapping[str, tuple[str, ...]] = {
+    # states, scripts, environments
+    "023": ("core/test_scheduler_core.py::test_repeats_and_late_entries_change_nothing",),
+    "033": (
+        "core/test_jobfile.py::test_time_limits_are_read_as_slurm_reads_them",
+        "core/test_jobfile.py::test_what_is_no_time_limit_is_refused",
+    ),
+    "044": ("adapters/test_adapter_port.py::test_work_that_ends_says_how",),
+    "045": (
+        "core/test_scheduler_core.py::test_a_request_that_contradicts_itself_is_refused",
+        "adapters/test_process_containment.py::test_a_user_s_value_reaches_the_job_and_overrules_none_of_ours",
+    ),
+    # submit, cancel, silence
+    "046": (
+        "adapters/test_adapter_port.py::test_a_second_start_is_the_first_one_again",
+        "edges/test_agent_site.py::test_a_start_that_the_agent_could_not_write_down_is_found_and_told_once",
+    ),
+    "048": (
+        "core/test_scheduler_core.py::test_a_cancel_wins_over_a_start_that_has_not_happened",
+        "edges/test_scheduler_service.py::test_a_cancel_wins_over_a_start_that_has_not_happened",
+        "edges/test_agent_site.py::test_a_stop_that_comes_before_its_offer_leaves_a_tombstone",
+    ),
+    "049": (
+        "core/test_scheduler_core.py::test_claim_and_withdrawal_meet_on_one_row",
+        "edges/test_scheduler_service.py::test_a_cancel_of_a_waiting_job_acts_now",
+        "edges/test_scheduler_store.py::test_a_cancel_racing_a_placement_leaves_one_truth",
+    ),
+    "050": ("core/test_scheduler_core.py::test_a_running_job_is_cancelled_when_its_processes_are_seen_gone",),
+    "052": ("edges/test_scheduler_service.py::test_a_cancel_while_the_site_is_away_waits_for_it_and_reaches_it_before_new_work",),
+    "053": ("edges/test_scheduler_service.py::test_a_silent_site_changes_only_ages",),
+    "054": (
+        "core/test_link_site.py::test_silence_changes_nothing_but_itself",
+        "edges/test_agent_process.py::test_with_hub_and_bus_gone_the_site_works_on_and_tells_it_all_afterwards",
+    ),
+    "056": (
+        "core/test_scheduler_core.py::test_an_end_leads_where_its_outcome_and_cause_say",
+        "edges/test_agent_process.py::test_an_agent_killed_and_started_again_loses_no_exit_code",
+    ),
+    "060": (
+        "core/test_scheduler_core.py::test_repeats_and_late_entries_change_nothing",
+        "edges/test_agent_site.py::test_a_start_that_the_agent_could_not_write_down_is_found_and_told_once",
+    ),
+    "061": (
+        "edges/test_scheduler_store.py::test_twenty_submits_of_one_key_make_one_job",
+        "edges/test_scheduler_store.py::test_a_late_repeat_finds_the_job_in_its_final_state",
+        "edges/test_scheduler_store.py::test_a_submit_whose_caller_hung_up_is_found_by_its_key",
+        "edges/test_scheduler_service.py::test_the_same_key_gives_the_same_job_and_other_content_is_a_conflict",
+    ),
+    "062": ("core/test_scheduler_core.py::test_failures_of_sites_end_at_a_limit_and_preemption_is_none",),
+    # placement, quota, freshness
+    "066": (
+        "core/test_link_keeper.py::test_what_runs_is_believed_only_at_head",
+        "core/test_planner_rules.py::test_each_rule_rejects_with_its_numbers",
+        "core/test_registry_core.py::test_an_older_inventory_changes_nothing",
+        "core/test_scheduler_sight.py::test_live_means_taken_and_received_within_the_limit",
+        "edges/test_scheduler_service.py::test_without_live_telemetry_there_is_no_work",
+    ),
+    "067": ("core/test_planner_rules.py::test_each_rule_rejects_with_its_numbers",),
+    "069": ("core/test_planner_rules.py::test_parallel_reservations_never_pass_the_budget",),
+    "070": (
+        "edges/test_scheduler_store.py::test_reservations_equal_the_live_attempts_after_every_end",
+        "edges/test_scheduler_service.py::test_a_restarted_scheduler_goes_on_where_it_was",
+    ),
+    "071": (
+        "core/test_planner_rules.py::test_each_rule_rejects_with_its_numbers",
+        "core/test_planner_rules.py::test_a_withdrawn_device_stays_counted_while_it_is_held",
+    ),
+    # metering and money
+    "076": (
+        "core/test_rating.py::test_br_076_three_attempts_each_once_with_its_payer",
+        "edges/test_metering_store.py::test_a_job_placed_twice_shows_both_attempts_and_who_pays_which",
+    ),
+    "078": (
+        "core/test_rating.py::test_br_078_held_and_run_are_both_kept_and_the_agreement_says_which_costs",
+        "core/test_rating.py::test_br_078_a_pause_that_was_open_when_the_host_died_ends_with_the_last_sign_of_life",
+        "adapters/test_process_containment.py::test_after_a_reboot_the_end_is_the_last_sign_of_life_and_the_site_s_doing",
+    ),
+    "079": (
+        "core/test_contracts.py::test_a_moment_without_an_offset_is_refused",
+        "core/test_contracts.py::test_both_half_past_twos_of_a_night_are_two_moments",
+        "core/test_metering_core.py::test_a_period_is_a_month_of_its_own_time_zone_half_open",
+        "core/test_rating.py::test_br_079_an_hour_is_an_hour_whatever_the_wall_said",
+    ),
+    "080": ("core/test_rating.py::test_br_080_an_absurd_duration_is_quantity_zero_and_flagged",),
+    # A second content waits for a person instead of superseding the first: a correction is a new entry citing the old (ADR 5).
+    "085": (
+        "core/test_metering_core.py::test_another_content_under_the_same_id_waits_and_the_first_stays",
+        "edges/test_metering_store.py::test_late_repeated_and_disordered_news_lead_to_the_same_books",
+    ),
+    "087": ("core/test_rating.py::test_br_087_a_slice_is_a_fraction_of_a_card",),
+    "091": (
+        "core/test_rating.py::test_br_091_rounded_lines_add_up_to_the_total",
+        "core/test_metering_core.py::test_br_091_nothing_is_left_of_a_tenth_and_a_fifth_less_three_tenths",
+    ),
+    # devices
+    "094": ("edges/test_agent_telemetry.py::test_a_metric_that_cannot_be_read_is_none_and_the_others_stay",),
+    "095": ("edges/test_agent_telemetry.py::test_a_metric_that_cannot_be_read_is_none_and_the_others_stay",),
+    "096": (
+        "edges/test_agent_telemetry.py::test_one_lost_card_keeps_its_name_and_hides_no_other",
+        "edges/test_agent_telemetry.py::test_a_driver_that_hangs_or_kills_its_reader_says_unknown_and_is_tried_again",
+        "journeys/test_gpus.py::test_a_lost_card_sends_the_next_job_elsewhere_and_a_healed_one_takes_who_waited",
+    ),
+    "097": ("edges/test_agent_telemetry.py::test_a_driver_that_hangs_or_kills_its_reader_says_unknown_and_is_tried_again",),
+    "101": (
+        "edges/test_agent_telemetry.py::test_a_name_that_is_no_text_leaves_the_card_in_the_list",
+        "core/test_house.py::test_the_deprecated_namesake_of_the_nvml_binding_is_not_installed_beside_it",
+    ),
+    "105": ("edges/test_agent_telemetry.py::test_a_metric_that_cannot_be_read_is_none_and_the_others_stay",),
+    # bus
+    "109": (
+        "edges/test_bus_faults.py::test_no_error_text_of_the_server_closes_the_bus_for_good",
+        "edges/test_bus_credentials.py::test_credentials_are_renewed_before_they_end_and_no_message_is_lost",
+    ),
+    "110": (
+        "edges/test_bus_port.py::test_a_message_too_large_with_its_headers_is_refused_and_the_bus_lives_on",
+        "core/test_scheduler_core.py::test_a_request_that_contradicts_itself_is_refused",
+    ),
+    "111": (
+        "core/test_link_keeper.py::test_a_sync_is",
+        "edges/test_bus_faults.py::test_an_append_without_an_answer_is_a_maybe_and_its_repeat_is_stored_once",
+        "edges/test_bus_memory.py::test_a_lost_acknowledgement_means_maybe_and_the_repeat_is_a_duplicate",
+        "edges/test_lane_keeper.py::test_a_lost_answer_costs_a_repeat_and_doubles_nothing",
+    ),
+    "112": (
+        "edges/test_store_relay.py::test_an_event_said_again_after_the_window_of_duplicates_is_applied_once",
+        "edges/test_bus_memory.py::test_the_duplicate_window_counts_from_the_first_copy",
+    ),
+    "113": (
+        "edges/test_bus_port.py::test_a_stream_keeps_each_message_once_and_a_duplicate_is_a_success",
+        "edges/test_store_relay.py::test_an_answer_that_was_lost_is_asked_for_again_and_a_duplicate_is_a_success",
+    ),
+    # We watch no bucket and use no ordered consumer; freshness is by live telemetry (DESIGN 6), with the limit that the case asks for.
+    "114": (
+        "core/test_house.py::test_nothing_waits_on_what_is_blind_after_a_restart",
+        "core/test_scheduler_sight.py::test_a_hub_that_hears_nothing_of_a_device_believes_nothing_of_it_within_five_seconds",
+        "edges/test_bus_faults.py::test_a_killed_and_restarted_server_finds_subscriptions_services_and_consumers_again",
+    ),
+    "118": ("edges/test_bus_port.py::test_a_handler_that_hangs_is_given_up_and_the_message_comes_again",),
+    "119": (
+        "edges/test_bus_port.py::test_when_tries_end_the_message_becomes_a_dead_letter_and_the_next_is_handled",
+        "edges/test_store_relay.py::test_an_event_that_is_never_handled_becomes_a_dead_letter_and_a_fault",
+    ),
+    "123": (
+        "edges/test_bus_port.py::test_a_slow_handler_does_not_starve_the_others",
+        "edges/test_lane_keeper.py::test_a_site_whose_entries_wait_delays_no_other",
+    ),
+    "125": (
+        "core/test_trust_nats_jwt.py::test_br_125_a_name_that_could_bend_a_subject_gets_no_account",
+        "edges/test_bus_port.py::test_what_is_no_subject_is_refused_before_it_is_sent",
+        "edges/test_bus_port.py::test_user_text_never_becomes_a_subject_token",
+        "edges/test_embedded_operator_bus.py::test_a_site_can_speak_and_hear_on_nothing_but_its_own_subjects",
+    ),
+    "126": (
+        "edges/test_store_crash.py::test_a_folder_wiped_under_the_live_server_is_made_good",
+        "edges/test_store_crash.py::test_a_server_that_comes_back_with_an_empty_folder_is_filled_and_consumers_go_on",
+    ),
+    "127": (
+        "edges/test_bus_faults.py::test_a_killed_and_restarted_server_finds_subscriptions_services_and_consumers_again",
+        "edges/test_store_relay.py::test_a_bus_that_is_away_costs_nothing_but_time",
+    ),
+    "128": (
+        "core/test_trust_nats_jwt.py::test_br_128_a_service_is_answered_below_its_own_name_and_hears_no_other_inbox",
+        "edges/test_embedded_operator_bus.py::test_a_site_can_speak_and_hear_on_nothing_but_its_own_subjects",
+    ),
+    "129": (
+        "edges/test_bus_faults.py::test_a_server_that_comes_back_empty_gets_stream_and_consumer_again",
+        "edges/test_store_relay.py::test_after_a_wipe_and_a_refill_nothing_is_applied_twice",
+        "edges/test_store_crash.py::test_a_server_that_comes_back_with_an_empty_folder_is_filled_and_consumers_go_on",
+    ),
+    # database, traces, clocks
+    "130": (
+        "edges/test_store_pg.py::test_a_full_pool_answers_busy_within_its_budget_and_recovers",
+        "edges/test_gateway.py::test_a_service_that_is_too_busy_is_said_to_be_with_the_time_to_ask_again",
+    ),
+    "132": (
+        "edges/test_store_pg.py::test_a_caller_cancelled_near_commit_leaves_all_or_nothing",
+        "edges/test_store_pg.py::test_a_commit_whose_answer_never_comes_is_a_maybe",
+        "edges/test_scheduler_store.py::test_a_submit_whose_caller_hung_up_is_found_by_its_key",
+    ),
+    "134": (
+        "core/test_observe.py::test_a_trace_goes_on_if_its_header_can_be_read_and_begins_anew_if_not",
+        "core/test_observe.py::test_a_repeat_is_linked_to_its_cause_and_is_no_second_child",
+        "edges/test_bus_rpc.py::test_a_bad_trace_header_is_a_new_trace_and_no_error",
+        "edges/test_bus_rpc.py::test_a_trace_goes_on_however_its_header_is_spelt_and_foreign_baggage_goes_no_further",
+    ),
+    "135": (
+        "core/test_observe.py::test_a_label_that_may_take_any_value_is_refused",
+        "core/test_observe.py::test_too_many_series_end_in_one_that_says_so",
+    ),
+    "139": (
+        "core/test_agent_core.py::test_an_attempt_has_one_anchor_and_the_last_segment_says_so",
+        "core/test_link_clocks.py::test_a_step_of_the_wall_clock_voids_what_was_known",
+        "core/test_link_keeper.py::test_the_keepers_estimate_of_a_clock_holds_the_true_offset",
+        "edges/test_lane_keeper.py::test_a_clock_that_is_far_off_is_reported_by_the_heartbeat_lane",
+    ),
+    # logs, secrets, tenants
+    "140": (
+        "core/test_agent_core.py::test_a_log_is_cut_between_characters",
+        "core/test_agent_core.py::test_a_reader_who_follows_reads_every_character_once",
+    ),
+    "144": (
+        "core/test_observe.py::test_a_secret_is_in_no_log_line",
+        "journeys/test_secrets.py::test_a_value_of_the_environment_reaches_the_job_and_is_found_nowhere_else",
+    ),
+    "146": (
+        "core/test_trust_rights.py::test_br_146_anothers_thing_and_an_unknown_id_read_the_same",
+        "core/test_trust_rights.py::test_br_146_a_denial_does_not_depend_on_the_thing",
+        "edges/test_scheduler_service.py::test_others_jobs_are_not_there",
+        "edges/test_scheduler_service.py::test_a_site_owner_may_cancel_at_the_own_site_with_a_reason",
+        "edges/test_incident_service.py::test_another_sites_incident_and_an_unknown_one_read_the_same",
+        "journeys/test_isolation.py::test_another_tenants_job_answers_exactly_as_one_that_never_was",
+    ),
+    "147": (
+        "core/test_trust_rights.py::test_br_147_a_list_is_cut_by_the_same_table_as_a_single_fetch",
+        "edges/test_scheduler_store.py::test_what_lies_outside_the_scope_is_not_there",
+        "edges/test_incident_store.py::test_a_list_is_cut_to_what_the_caller_may_see",
+        "journeys/test_isolation.py::test_another_tenants_job_answers_exactly_as_one_that_never_was",
+    ),
+    "148": ("core/test_scheduler_core.py::test_what_cannot_be_believed_is_raised_for_quarantine",),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Later:
+    """`room`: which later work builds it. `why`: one sentence."""
+
+    room: str
+    why: str
+
+
+SLURM = Later("sites", "It needs the adapter of a Slurm cluster and its parsers.")
+KUBERNETES = Later("sites", "It needs the adapter of a Kubernetes cluster.")
+SLICES = Later("sites", "Cards cut into slices come with the telemetry sources of sites.")
+CALLS = Later("sites", "Calls to an offered service come with the endpoint sites.")
+
+LATER: Mapping[str, Later] = {
+    **dict.fromkeys(("001", "002", "003", "005", "006", "007", "009", "010", "011", "012", "013", "016", "018"), SLURM),
+    **dict.fromkeys(("020", "022", "040"), KUBERNETES),
+    **dict.fromkeys(("026", "027", "029", "032", "034", "036", "037", "039", "042", "043", "047", "077"), SLURM),
+    "033": Later("sites", "Elapsed times as a native scheduler prints them are read by its adapter; limits in scripts are held."),
+    "044": Later("sites", "Directives that come too late are told by the lint of scripts; line ends are held."),
+    "045": Later("sites", "Exported shell functions come with native environments; sizes, names and bytes are held."),
+    "046": Later("sites", "Adopting what a native queue took although it said otherwise needs its tag; a process's own name is held."),
+    "050": Later("link", "A stop that stays without effect becomes an incident with the repeated stops of the link."),
+    "053": Later("link", "A second attempt beside a silent one, and which of both survives, is the link's; a blip is held."),
+    "054": Later("link", "The hub's own absence is judged by canary and office there; that nothing is ended is held."),
+    "058": Later("sites", "Leased nodes come with pools of machines."),
+    "062": Later("sites", "Single nodes are excluded where a site has several; the retry budget is held."),
+    "067": Later("sites", "A node that admits nothing is quarantined by the adapter that sees nodes; an empty pool is held."),
+    "071": Later("planner", "Two who preempt one victim need the planner's own preemption; quotas cut below use are held."),
+    "072": Later("sites", "Drift of a native queue's own settings is seen by its adapter."),
+    "073": Later("sites", "Maintenance windows of a native scheduler are read by its adapter."),
+    "078": Later("sites", "Nothing of this site's own suspends a job yet; how a suspension is counted and priced is held."),
+    "084": Later("periods", "Late usage meets a closed period only when periods close."),
+    "087": SLICES,
+    "088": SLICES,
+    "092": CALLS,
+    "093": CALLS,
+    "094": Later("sites", "The host's pool of unified memory comes with further telemetry; that nothing is dropped or zero is held."),
+    **dict.fromkeys(
+        ("099", "100", "104", "106"), Later("sites", "Telemetry beyond lost and foreign cards comes with the sources of sites.")
+    ),
+    "118": Later("compose", "The alarm on a pinned consumer is one of the alert rules; the deadline of a handler is held."),
+    "128": Later("compose", "Outside subscribers get their accounts with the events that go out; sites and services are held."),
+    "135": Later("compose", "The alert on an overflowing series is one of the alert rules; bounded labels are held."),
+    "136": Later("compose", "Server-sent events come with the console; logs are asked for by offset until then."),
+    "137": Later("sites", "Credentials of a native scheduler's interface come with its adapter; the bus credentials' renewal is held."),
+    "139": Later("link", "Skew of a second copy of the scheduler comes with copies; one copy's clocks are held."),
+    "142": Later("sites", "Rotated logs come with container runtimes; a job here writes one file."),
+    "146": Later("compose", "There is no call that cancels several at once yet."),
+    "148": Later("sites", "What others start under a shared account is seen by an adapter of a native queue; foreign words are held."),
+}
+
+
+@cache
+def sources(file: str) -> Mapping[str, str]:
+    """Test function → its own text, the tables of the file that it names, and the file's first words."""
+    text = (TESTS / file).read_text(encoding="utf-8")
+    tree = ast.parse(text)
+    lines = text.splitlines()
+
+    def said(node: ast.stmt, first: int) -> str:
+        return "\n".join(lines[first - 1 : node.end_lineno])
+
+    tables: dict[str, str] = {}
+    for node in tree.body:
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+        tables.update({target.id: said(node, node.lineno) for target in targets if isinstance(target, ast.Name)})
+    found = dict[str, str]()
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            own = said(node, min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)]))
+            named = {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
+            found[node.name] = "\n".join([ast.get_docstring(tree) or "", own, *(tables[name] for name in sorted(named & tables.keys()))])
+    return found
+
+
+def names(text: str) -> set[str]:
+    return set(NAMED.findall(text))
+
+
+@pytest.mark.parametrize("case", sorted(HELD))
+def test_a_case_that_is_held_is_named_by_each_test_that_holds_it(case: str) -> None:
+    for node in HELD[case]:
+        file, _, function = node.partition("::")
+        assert (TESTS / file).is_file(), f"there is no {file}"
+        assert function in sources(file), f"{file} has no {function}"
+        assert function.startswith("test_")
+        assert case in names(sources(file)[function]), f"{node} does not say that it holds BR-{case}"
+
+
+@pytest.mark.parametrize("case", MANDATORY)
+def test_what_the_spine_must_hold_it_holds(case: str) -> None:
+    assert HELD.get(case), f"BR-{case} has no test"
+
+
+def test_every_case_that_a_test_names_is_in_the_table() -> None:
+    for path in sorted(TESTS.rglob("test_*.py")):
+        if path == Path(__file__):
+            continue
+        named = names(path.read_text(encoding="utf-8"))
+        assert named <= HELD.keys(), f"{path.name} names {sorted(named - HELD.keys())}"
+
+
+@pytest.mark.parametrize("case", sorted(LATER))
+def test_what_comes_later_says_where_and_why(case: str) -> None:
+    later = LATER[case]
+    assert later.room in {"link", "sites", "compose", "planner", "periods"}
+    assert later.why.endswith(".")
