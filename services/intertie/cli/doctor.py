@@ -82,4 +82,6 @@ def hub_findings() -> Iterator[Finding]:
             yield Finding(what=f"site {s.site}", level="ok", text="heard, and hears us")
         else:
             fix = "on its machine: intertie local status"
-            yield Finding(what=f"site {s.site}", level="warn", text=say(f"freshness.{s.freshness}", language()), fix=fix)
+            # Heard a moment ago, but the site has not said that our answers arrive.
+            text = "heard, but does not hear us" if s.freshness == "fresh" else say(f"freshness.{s.freshness}", language())
+            yield Finding(what=f"site {s.site}", level="warn", text=text, fix=fix)
