@@ -150,6 +150,7 @@ TEXTS: Mapping[str, tuple[str, str]] = {
         "· {site} has let the log go; its last lines, as the hub keeps them:",
         "· 站点 {site} 已清理该日志;以下为平台保存的末尾部分:",
     ),
+    "cli.exit": ("exit", "退出码"),
     "cli.round": ("decided in {round}, waiting since {since}", "依据 {round},自 {since} 起等待"),
     "cli.fetched": ("{files} files in {folder}", "{files} 个文件已取回到 {folder}"),
     "cli.cancel_asked": (

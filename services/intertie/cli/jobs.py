@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 from intertie.cli.client import Client
-from intertie.cli.out import EXIT_FAILED, EXIT_TIMEOUT, ago, json_option, line, local, note, print_json, rejection_text, table
+from intertie.cli.out import EXIT_FAILED, EXIT_TIMEOUT, ago, json_option, line, local, note, outcome_text, print_json, rejection_text, table
 from intertie.cli.session import connect
 from intertie.contracts.http import Link, ReasonBody
 from intertie.contracts.job import AttemptRecord, JobRecord, JobsReply, JobState, Story
@@ -115,8 +115,8 @@ def attempt_text(attempt: AttemptRecord) -> str:
     if attempt.outcome is None:
         return attempt.state
     cause = f", {say(f'cause.{attempt.cause}', language())}" if attempt.cause else ""
-    code = f", exit {attempt.exit_code}" if attempt.exit_code is not None else ""
-    return f"{attempt.outcome}{cause}{code}, {attempt.ran_us / 1e6:.3f} s"
+    code = f", {say('cli.exit', language())} {attempt.exit_code}" if attempt.exit_code is not None else ""
+    return f"{outcome_text(attempt.outcome)}{cause}{code}, {attempt.ran_us / 1e6:.3f} s"
 
 
 def tell_failure(record: JobRecord, attempt: AttemptRecord) -> None:

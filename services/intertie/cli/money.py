@@ -8,7 +8,7 @@ from decimal import Decimal, InvalidOperation
 
 import click
 
-from intertie.cli.out import json_option, line, note, print_json, table
+from intertie.cli.out import json_option, line, note, outcome_text, print_json, table
 from intertie.cli.session import connect
 from intertie.contracts.site import DeviceKind
 from intertie.contracts.usage import AgreeSpec, AttemptBook, MeterSpec, Price, SpecsReply, Statement, UsagePhase, WhoPays
@@ -60,7 +60,7 @@ def tell_statement(told: Statement) -> None:
 def tell_book(number: int, book: AttemptBook) -> None:
     """One attempt of a statement."""
     lang = language()
-    line(f"  {say('page.attempt', lang, number=number)}  {book.site}  {book.outcome or '-'}  {book.run_us / 1e6:.3f} s")
+    line(f"  {say('page.attempt', lang, number=number)}  {book.site}  {outcome_text(book.outcome)}  {book.run_us / 1e6:.3f} s")
     for charge in book.charges:
         line(f"    {formula_text(charge.formula, lang)}  {say(f'payer.{charge.payer}', lang)}")
         line(f"    {clause_in(charge.formula.clause, lang)}" + (f"  · {say('page.islanded', lang)}" if charge.islanded else ""))

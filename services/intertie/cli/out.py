@@ -87,6 +87,12 @@ def rejection_text(rule: str, text: str) -> str:
     return f"{say(key, lang)}({text})" if lang == "zh" and known(key) else text
 
 
+def outcome_text(outcome: str | None) -> str:
+    """How an attempt ended, in the reader's language; `-` while it has not."""
+    key = f"state.{outcome}"
+    return say(key, language()) if known(key) else outcome or "-"
+
+
 def ago(at: datetime | None) -> str:
     """How long ago, in the largest unit that fits."""
     if at is None:
