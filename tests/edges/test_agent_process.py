@@ -288,7 +288,7 @@ async def test_with_hub_and_bus_gone_the_site_works_on_and_tells_it_all_afterwar
         status = json.loads((await asyncio.to_thread(site.local, "status", "--json")).stdout)
         assert status["islanded_since"] is not None
         async with asyncio.timeout(60):
-            while json.loads((await asyncio.to_thread(site.local, "status", "--json")).stdout)["lent_jobs"]:
+            while json.loads((await asyncio.to_thread(site.local, "status", "--json")).stdout)["lent_jobs"]:  # noqa: ASYNC110  asking is all
                 await asyncio.sleep(0.1)
         with running_hub_bus(layout) as bus:
             async with running_keeper(RunningHub(layout, bus), scheduler):
