@@ -47,6 +47,9 @@ class PgOutbox:
     async def take(self, leader: Leader, mark: StreamMark, limit: int) -> Sequence[OutboxRow]:
         since = self._db.clock.now() - timedelta(seconds=RETENTION_S)
         async with self._db.transaction(reserved=True) as tx:
+            row = await tx.one(Q.outbox_due, mark.generation, since)
+            if row is None or not row["due"]:
+                return []
             await tx.fence(leader)
             await tx.run(Q.outbox_number, limit)
             fresh = [_row(row) for row in await tx.all(Q.outbox_fresh, limit)]

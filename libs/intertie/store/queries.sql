@@ -27,6 +27,12 @@ UPDATE outbox AS o SET epoch = raised.epoch, number = raised.number - sizes.size
 FROM fresh JOIN raised USING (noun) JOIN sizes USING (noun)
 WHERE o.id = fresh.id
 
+-- name: outbox_due
+-- Whether there is anything to take: asked before the fence, whose row lock alone makes a commit that is written and synced.
+SELECT EXISTS (SELECT FROM outbox WHERE number IS NULL)
+    OR EXISTS (SELECT FROM outbox WHERE generation = 0)
+    OR EXISTS (SELECT FROM outbox WHERE generation > 0 AND generation < $1 AND created_at >= $2) AS due
+
 -- name: outbox_fresh
 -- Numbered, and acknowledged by no stream ever.
 SELECT id, event_id, type, noun, entity, version, subject, body, headers, created_at, epoch, number
