@@ -328,3 +328,16 @@ def test_a_withdrawn_device_stays_counted_while_it_is_held() -> None:
     gone = replace(held(2), devices=(DeviceId("GPU-gone-1"), DeviceId("GPU-gone-2")))
     given = snapshot(job(count=2), holdings=(gone,), pools=(pool(profile=profile(lendable=Lendable(devices=3))),))
     assert [v.rejections[0].rule for v in plan(given, NOW).report.waiting] == ["lendable_share"]
+
+
+def test_a_decision_says_which_pools_were_passed_over_and_by_which_rule() -> None:
+    other = SiteName("site-b")
+    ill = pool(site=other, devices=gpus(2, LOST, first=8), profile=profile(count=2))
+    far = pool(site=SiteName("site-c"), profile=profile(accelerator="H20"))
+    mapped = (*MAPPED, MappingRecord(tenant=ACME, site=other, account="acme-user"))
+    asked = job(resources=Resources(gpus=2, gpu_model="A100"))
+    decision = plan(snapshot(asked, pools=(pool(), far, ill), mappings=mapped), NOW).decisions[0]
+    said = (
+        "2 pools rejected: site-b/gpu: 0 healthy of 2: GPU-8 lost, GPU-9 lost [devices_unhealthy]; site-c/gpu: the accelerator here is H20"
+    )
+    assert said in decision.why, "the nearest to taking the job first"

@@ -21,7 +21,7 @@ from tests.journeys.stack import Stack, running_stack
 from intertie.agent.config import node_name
 from intertie.bus.nats import NatsBus
 from intertie.bus.port import Message
-from intertie.contracts.job import AttemptRecord, JobRecord, JobSpec, JobState, Resources, Story, WaitReason
+from intertie.contracts.job import AttemptRecord, JobRecord, JobSpec, JobState, Resources, WaitReason
 from intertie.contracts.link import LogChunk
 from intertie.contracts.site import DeviceState, SitesReply
 from intertie.contracts.telemetry import DeviceSample, decode_sample, telemetry_subject
@@ -127,11 +127,6 @@ def log_of(stack: Stack, record: JobRecord) -> list[str]:
     return stack.user.get(f"/v1/jobs/{record.job}/logs", LogChunk).text.splitlines()
 
 
-def told(stack: Stack, record: JobRecord) -> str:
-    """The job's story as one text."""
-    return "\n".join(f"{line.what} {line.why}" for line in stack.user.get(f"/v1/jobs/{record.job}/story", Story).lines)
-
-
 @contextlib.contextmanager
 def stranger() -> Iterator[int]:
     """A process of nobody's job."""
@@ -159,6 +154,7 @@ async def test_a_job_sees_exactly_the_cards_of_its_allocation(world: World) -> N
 
 async def test_a_lost_card_sends_the_next_job_elsewhere_and_a_healed_one_takes_who_waited(world: World) -> None:
     first = (await world.ran(one_card("first"))).attempts[-1]
+    assert first.site == "site-single", "the smallest hole that fits"
     rack, number = world.card_of(first)
     rack.lose(number)
     await world.stack.until(lambda: world.states()[first.devices[0]] is DeviceState.LOST, what="the hub sees the lost card")
@@ -167,6 +163,9 @@ async def test_a_lost_card_sends_the_next_job_elsewhere_and_a_healed_one_takes_w
 
     second = await world.ran(one_card("second"))
     assert second.attempts[-1].devices[0] in others
+    said = await world.stack.do(lambda: explain(world.stack, second.job))
+    assert "site-pair/gpu" in said
+    assert f"site-single/gpu: 0 healthy of 1: {first.devices[0]} lost [devices_unhealthy]" in said
 
     # The driver never told this agent what it was called.
     await world.stack.kill_agent(first.site)

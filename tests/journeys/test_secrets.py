@@ -155,6 +155,7 @@ async def test_a_value_of_the_environment_reaches_the_job_and_is_found_nowhere_e
                 the_job_had_it(records, canary)
                 await stack.until(lambda: stack.complete_statement({jobs[0], jobs[1]}), what="the statement is complete")
                 await stack.do(lambda: nothing_holds_it(stack, records, needles))
+                await stack.do(lambda: nothing_is_left_on_disk(stack, needles))
         # The services have ended: what they had of spans is sent.
         assert any(bytes.fromhex(records[0].trace_id) in body for body in traces.bodies), "the traces tell of the job"
         assert not [body for body in traces.bodies if any(needle in body for needle in needles)]
@@ -205,6 +206,15 @@ def nothing_holds_it(stack: Stack, records: list[JobRecord], needles: list[bytes
     for where, answer in answers(stack, [record.job for record in records], token, operator).items():
         assert not any(needle in answer for needle in needles), where
     assert records[0].job.encode() in said(stack, "/v1/jobs", token=token)
+
+
+def nothing_is_left_on_disk(stack: Stack, needles: list[bytes]) -> None:
+    """An agent that stops folds its journal up: what was deleted there is overwritten, not only unlinked."""
+    site = stack.sites["site-a"]
+    assert site.child is not None
+    assert site.child.stop(30.0) == 0
+    assert (site.folder / "journal.db").exists()
+    assert holding(site.folder, needles) == []
 
 
 def mode_for_others(path: Path) -> int:

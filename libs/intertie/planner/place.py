@@ -17,6 +17,9 @@ from intertie.planner.rules import LASTING, PASSING, REASONS, reject
 # One round's decisions are one transaction and one lane answer per site: small enough for both, large enough that a burst drains in a second.
 BATCH = 256
 
+# Rejections that a decision's own sentence names: it travels in every event of the attempt.
+NAMED, NAMED_TEXT = 3, 200
+
 LADDER: dict[WaitReason, int] = {reason: rung for rung, reason in enumerate(WaitReason)}
 
 _Shape = tuple[TenantName, Resources, TaskType, int, SiteName | None, PoolName | None]
@@ -97,7 +100,13 @@ def _why(pool: PoolView, fit: Fit, candidates: int, rejections: Sequence[Rejecti
     unit = "devices" if any(d.kind is DeviceKind.GPU for d in pool.devices) else "slots"
     where = "one node" if fit.nodes == 1 else f"{fit.nodes} nodes"
     others = f"best of {candidates} pools that fit" if candidates > 1 else "the only pool that fits now"
-    return f"{pool.name}: {others}; {where}, {fit.left_in_pool} {unit} stay free; {len(rejections)} pools rejected"
+    return f"{pool.name}: {others}; {where}, {fit.left_in_pool} {unit} stay free; {len(rejections)} pools rejected{_nearest(rejections)}"
+
+
+def _nearest(rejections: Sequence[Rejection]) -> str:
+    """Of the pools that were rejected those that came nearest to taking the job, with what kept them; the round's record has all."""
+    near = sorted(rejections, key=lambda r: -LADDER[REASONS[r.rule]])[:NAMED]
+    return ": " + "; ".join(f"{r.site}/{r.pool}: {r.text[:NAMED_TEXT]} [{r.rule}]" for r in near) if near else ""
 
 
 def canonical(rejections: Sequence[Rejection]) -> tuple[WaitReason, str]:
