@@ -30,11 +30,11 @@ from tests.core.metering_world import (
 )
 
 from intertie.contracts.base import encode
-from intertie.contracts.job import AttemptRecord, Cause
+from intertie.contracts.job import AttemptRecord, AttemptSnapshot, Cause
 from intertie.contracts.site import DeviceKind
-from intertie.contracts.usage import AgreeSpec, Price, Segment, WhoPays
+from intertie.contracts.usage import AgreeSpec, Price, Segment, UsagePhase, WhoPays
 from intertie.errors import Conflict, Refused
-from intertie.ids import AttemptId, JobId, PoolName, SpecId, TenantName
+from intertie.ids import AttemptId, DeviceId, JobId, PoolName, SpecId, TenantName
 from intertie.metering.core.agreements import in_force, next_revision
 from intertie.metering.core.attribution import RESOLVABLE, TEXTS, Reason, judge
 from intertie.metering.core.evidence import Evidence, Received, Settled, SiteKeys
@@ -45,6 +45,14 @@ from intertie.metering.core.reckon import Reckoning, change, reckon
 KEYS = {SITE: SiteKeys(frozenset({site_key(SITE)})), OTHER_SITE: SiteKeys(frozenset({site_key(OTHER_SITE)}))}
 RECORD = record()
 GOOD = segment(RECORD, 0, 6)
+
+
+def told(known: AttemptRecord | None) -> AttemptSnapshot | None:
+    return snapshot(known) if known else None
+
+
+def changed(**changes: Any) -> Segment:
+    return msgspec.structs.replace(GOOD, **changes)
 
 
 def attributed(**changes: Any) -> Segment:
@@ -81,6 +89,25 @@ LADDER: list[tuple[Reason | str, Received, AttemptRecord | None, Any]] = [
     (Reason.RECORD_MISMATCH, come(attributed(spec=None)), RECORD, KEYS),
     (Reason.NEVER_RAN, come(GOOD), record(state="withdrawn"), KEYS),
     (Reason.NEVER_RAN, come(GOOD), record(state="not_started"), KEYS),
+    # A genuine key claims more than the attempt was given.
+    (Reason.OTHER_DEVICES, come(changed(devices=[DeviceId("slot-1")])), RECORD, KEYS),
+    (Reason.OTHER_DEVICES, come(changed(devices=[DeviceId("slot-0"), DeviceId("slot-1")], quantity_milli=2_000)), RECORD, KEYS),
+    (Reason.OTHER_DEVICES, come(changed(devices=[DeviceId("slot-0"), DeviceId("slot-0")], quantity_milli=2_000)), RECORD, KEYS),
+    (Reason.OTHER_DEVICES, come(changed(devices=[])), RECORD, KEYS),
+    (Reason.OTHER_DEVICES, come(changed(quantity_milli=1_001)), RECORD, KEYS),
+    (Reason.OTHER_DEVICES, come(changed(quantity_milli=10**30)), RECORD, KEYS),
+    (Reason.OTHER_DEVICES, come(changed(kind=DeviceKind.GPU, model="H200")), RECORD, KEYS),
+    (Reason.IMPOSSIBLE_TIMES, come(changed(start=datetime(1970, 1, 1, tzinfo=UTC))), RECORD, KEYS),
+    (Reason.IMPOSSIBLE_TIMES, come(changed(start=at(-86_401), end=at(-86_400))), RECORD, KEYS),
+    (Reason.IMPOSSIBLE_TIMES, come(changed(end=datetime(2100, 1, 1, tzinfo=UTC))), RECORD, KEYS),
+    (Reason.IMPOSSIBLE_TIMES, come(changed(start=datetime.min.replace(tzinfo=UTC), end=datetime.max.replace(tzinfo=UTC))), RECORD, KEYS),
+    (Reason.IMPOSSIBLE_TIMES, come(changed(start=at(6), end=at(0))), RECORD, KEYS),
+    (Reason.OVER_WALL, come(changed(end=at(3_600 + 360 + 600.001))), RECORD, KEYS),
+    # The devices were held, by no clock that has a wall limit.
+    ("", come(changed(phase=UsagePhase.SUSPENDED, end=at(20_000))), RECORD, KEYS),
+    ("", come(changed(quantity_milli=500)), RECORD, KEYS),
+    ("", come(changed(start=at(-86_400), end=at(-86_390))), RECORD, KEYS),
+    ("", come(changed(end=at(3_600 + 360 + 600))), RECORD, KEYS),
     ("", come(GOOD), RECORD, KEYS),
     ("", come(GOOD), record(state="ended"), KEYS),
 ]
@@ -90,7 +117,7 @@ LADDER: list[tuple[Reason | str, Received, AttemptRecord | None, Any]] = [
 def test_a_segment_counts_only_when_every_word_of_it_is_proven(
     reason: Reason | str, item: Received, known: AttemptRecord | None, keys: Any
 ) -> None:
-    (judged,) = judge([item], known, keys, TRUST.scheduler_keys, verify)
+    (judged,) = judge([item], told(known), keys, TRUST.scheduler_keys, verify)
     assert judged.suspense == reason
 
 
@@ -103,21 +130,38 @@ def test_the_ladder_s_table_follows_the_ladder_s_order() -> None:
 def test_another_content_under_the_same_id_waits_and_the_first_stays() -> None:
     """BR-085 asks that a corrected record supersede; here a correction is a new entry citing the old, so the second waits for a person."""
     longer = segment(RECORD, 0, 9, id=GOOD.id)
-    first, second = judge([come(GOOD), come(longer, 2)], RECORD, KEYS, TRUST.scheduler_keys, verify)
+    first, second = judge([come(GOOD), come(longer, 2)], told(RECORD), KEYS, TRUST.scheduler_keys, verify)
     assert (first.suspense, second.suspense) == ("", Reason.CONFLICT)
 
 
 def test_a_hostile_site_cannot_occupy_another_s_segment_id() -> None:
     hostile = come(msgspec.structs.replace(GOOD, quantity_milli=9), lane=OTHER_SITE, key=site_key(OTHER_SITE))
-    judged = judge([hostile, come(GOOD)], RECORD, KEYS, TRUST.scheduler_keys, verify)
+    judged = judge([hostile, come(GOOD)], told(RECORD), KEYS, TRUST.scheduler_keys, verify)
     assert [item.suspense for item in judged] == [Reason.OTHER_SITE, ""]
 
 
 def test_what_was_proven_once_stays_proven_when_its_key_is_revoked() -> None:
-    (judged,) = judge([come(GOOD)], RECORD, KEYS, TRUST.scheduler_keys, verify)
+    (judged,) = judge([come(GOOD)], told(RECORD), KEYS, TRUST.scheduler_keys, verify)
     revoked = {SITE: SiteKeys(revoked=frozenset({site_key(SITE)}))}
-    (again,) = judge([judged], RECORD, revoked, TRUST.scheduler_keys, verify)
+    (again,) = judge([judged], told(RECORD), revoked, TRUST.scheduler_keys, verify)
     assert judged.proven and again.suspense == ""
+
+
+def test_a_run_in_many_parts_passes_its_wall_limit_as_a_whole_and_a_repeat_adds_nothing() -> None:
+    """The wall limit is an hour here; what was believed before stays, and the part beyond waits for a person."""
+    parts = [segment(RECORD, start, start + 1_000) for start in (3_000, 0, 2_000, 1_000, 4_000)]
+    again = segment(RECORD, 500, 3_500)
+    judged = judge([come(part, n) for n, part in enumerate([*parts, again], 1)], told(RECORD), KEYS, TRUST.scheduler_keys, verify)
+    assert [item.suspense for item in judged] == ["", "", "", "", Reason.OVER_WALL, ""]
+
+
+def test_what_is_held_without_an_agreement_of_its_own_stays_when_another_is_agreed() -> None:
+    uncited = record(spec=None, spec_revision=0)
+    first = reckoned([], uncited)
+    balances = {(leg.account, leg.currency): leg.amount for entry in first.entries for leg in entry.legs}
+    dearer = spec(revision=2, prices=[Price(kind=DeviceKind.SLOT, per_hour=Decimal(60))])
+    later = reckoned([], uncited, balances=balances, specs=[spec(), dearer])
+    assert (first.hold, later.hold, later.entries) == (Decimal("6.0000"), Decimal("6.0000"), [])
 
 
 # --- completeness ------------------------------------------------------------------------------------------------------------------------
@@ -274,8 +318,9 @@ def test_what_was_priced_once_is_not_priced_anew_by_a_later_agreement() -> None:
 
 
 def test_a_device_without_a_price_waits_for_a_revision_that_names_it() -> None:
-    gpu = segment(RECORD, 0, 3600, kind=DeviceKind.GPU, model="H100")
-    done = ended(RECORD, [gpu])
+    of = record(kind=DeviceKind.GPU)
+    gpu = segment(of, 0, 3600, kind=DeviceKind.GPU, model="H100")
+    done = ended(of, [gpu])
     waiting = reckoned([come(gpu)], done)
     assert [item.suspense for item in waiting.received] == [Reason.NO_PRICE]
     revised = spec(revision=2, prices=[*spec().prices, Price(kind=DeviceKind.GPU, per_hour=Decimal(20))])

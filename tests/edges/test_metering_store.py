@@ -322,7 +322,7 @@ async def test_what_is_no_segment_is_refused_to_quarantine(edge: Edge) -> None:
 
 
 async def test_usage_without_an_agreement_waits_until_one_covers_its_start(edge: Edge) -> None:
-    unagreed = record(spec=None, spec_revision=0)
+    unagreed = record(spec=None, spec_revision=0, offered_at=T0 - timedelta(days=41))
     early = segment(unagreed, -40 * 86_400, -40 * 86_400 + 6)
     await edge.send(early, unagreed)
     await edge.tell(ended(msgspec.structs.replace(unagreed, started_at=early.start, state="running", version=2), [early]))

@@ -64,6 +64,9 @@ PAGE = 100
 # A site that floods suspense costs each round a second or two, not all of it.
 SWEEP_PAGES = 10
 
+# Segments of one attempt: a year of period borders and pauses is some hundreds. Each is judged beside all others of its attempt.
+SEGMENTS = 2_000
+
 # Attempts named in an answer; whoever has more of them has one fault, not a hundred.
 NAMED = 100
 
@@ -115,6 +118,8 @@ class Metering:
 
         def news(evidence: Evidence) -> Evidence:
             known = any(item.key == other.key for other in evidence.received)
+            if not known and len(evidence.received) >= SEGMENTS:
+                raise Refused("metering.too_many_segments", f"attempt {evidence.attempt} has {SEGMENTS} segments already")
             return evidence if known else replace(evidence, received=[*evidence.received, item])
 
         await self._apply(item.segment.attempt, news, f"segment {item.segment.id}", mark, sites=[item.site])

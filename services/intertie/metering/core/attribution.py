@@ -1,18 +1,21 @@
 """Whether a segment may be believed and to whom it belongs: an ordered ladder of reasons to wait, and nothing is ever dropped.
 
 A site is paid by what it says here, so every word is proven: the server names the lane's site, the site's key signed the segment, the
-scheduler's key signed the attribution inside, and both agree with the scheduler's own record.
+scheduler's key signed the attribution inside, and both agree with the scheduler's own record. What a genuine key says beyond that is bounded by
+what the attempt was given: these devices, since this offer, for so long at most.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
 from enum import StrEnum
 
 from intertie.contracts.base import decode
-from intertie.contracts.job import AttemptRecord, Attribution
+from intertie.contracts.job import AttemptRecord, AttemptSnapshot, Attribution
 from intertie.contracts.link import Sealed
+from intertie.contracts.usage import UsagePhase
 from intertie.errors import Refused
 from intertie.ids import Digest, SegmentId, SiteName
 from intertie.metering.core.evidence import Received, SiteKeys
@@ -34,6 +37,9 @@ class Reason(StrEnum):
     ATTEMPT_UNKNOWN = "attempt_unknown"
     RECORD_MISMATCH = "record_mismatch"
     NEVER_RAN = "never_ran"
+    OTHER_DEVICES = "other_devices"
+    IMPOSSIBLE_TIMES = "impossible_times"
+    OVER_WALL = "over_wall"
     NO_SPEC = "no_spec"
     NO_PRICE = "no_price"
 
@@ -49,6 +55,9 @@ TEXTS: Mapping[Reason, str] = {
     Reason.ATTEMPT_UNKNOWN: "the scheduler's record of this attempt is not here yet",
     Reason.RECORD_MISMATCH: "the attribution differs from the scheduler's record",
     Reason.NEVER_RAN: "the scheduler's record says that this attempt never ran",
+    Reason.OTHER_DEVICES: "the segment claims devices, or more of them, that the attempt was not given",
+    Reason.IMPOSSIBLE_TIMES: "the segment lies before the offer, after its arrival here, or ends before it starts",
+    Reason.OVER_WALL: "the attempt ran longer than its wall limit allows",
     Reason.NO_SPEC: "no agreed meter spec",
     Reason.NO_PRICE: "the agreed meter spec has no price for this device",
 }
@@ -74,21 +83,52 @@ NEVER_RAN = frozenset({"refused", "withdrawn", "not_started"})
 """States of an attempt that ended before it began."""
 
 
+# A site's clock may be this wrong and its usage is still believed: what it measures are differences, and an incident says that it is off. A
+# site whose clock is further off has long been unable to log in.
+CLOCK_TOLERANCE = timedelta(days=1)
+
+# What is stopped at its wall limit takes its grace, and a busy host some more. Beyond it somebody looks: either the site could not end the job
+# in time, which is not its tenant's to pay unasked, or the time was never used.
+WALL_SLACK = timedelta(minutes=10)
+WALL_SLACK_SHARE = 10
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """When the attempt ran by what is believed so far: disjoint stretches in order."""
+
+    stretches: tuple[tuple[datetime, datetime], ...] = ()
+
+    def with_(self, start: datetime, end: datetime) -> _Run:
+        apart = [(s, e) for s, e in self.stretches if e < start or s > end]
+        touching = [(s, e) for s, e in self.stretches if not (e < start or s > end)]
+        joined = (min([start, *(s for s, _ in touching)]), max([end, *(e for _, e in touching)]))
+        return _Run(tuple(sorted([*apart, joined])))
+
+    @property
+    def length(self) -> timedelta:
+        return sum((end - start for start, end in self.stretches), timedelta())
+
+
 def judge(
     items: Sequence[Received],
-    record: AttemptRecord | None,
+    snapshot: AttemptSnapshot | None,
     keys: Mapping[SiteName, SiteKeys],
     scheduler_keys: frozenset[str],
     verify: Verify,
 ) -> list[Received]:
     """Each segment with what is known of it now; `suspense` empty where it counts (its price is judged elsewhere). Order is kept."""
+    record = snapshot.record if snapshot else None
     accepted: dict[SegmentId, Digest] = {}
     judged: list[Received] = []
+    run = _Run()
     for item in items:
         reason, attribution = _prove(item, keys.get(item.site, SiteKeys()), scheduler_keys, verify)
         if attribution is not None:
             item = replace(item, proven=True, tenant=attribution.tenant)
             reason = _place(item, attribution, record, accepted)
+        if not reason and snapshot is not None:
+            reason, run = _bound(item, snapshot, run)
         if not reason:
             accepted[item.segment.id] = item.digest
         judged.append(replace(item, suspense=str(reason)))
@@ -130,3 +170,20 @@ def _place(item: Received, attribution: Attribution, record: AttemptRecord | Non
     if record.state in NEVER_RAN:
         return Reason.NEVER_RAN
     return ""
+
+
+def _bound(item: Received, snapshot: AttemptSnapshot, run: _Run) -> tuple[Reason | str, _Run]:
+    """Whether it fits what the attempt was given, and the run as it is with it."""
+    segment, record = item.segment, snapshot.record
+    unknown_device = not set(segment.devices) <= set(record.devices)
+    if unknown_device or segment.kind is not record.kind or segment.quantity_milli > 1_000 * len(set(segment.devices)):
+        return Reason.OTHER_DEVICES, run
+    # Differences first: a bound at the end of time cannot be moved by a day.
+    early, late = record.offered_at - segment.start, segment.end - item.received_at
+    if segment.end < segment.start or max(early, late) > CLOCK_TOLERANCE:
+        return Reason.IMPOSSIBLE_TIMES, run
+    if segment.phase is not UsagePhase.RUN:
+        return "", run
+    wall = timedelta(seconds=snapshot.wall_s)
+    longer = run.with_(segment.start, segment.end)
+    return (Reason.OVER_WALL, run) if longer.length > wall + wall / WALL_SLACK_SHARE + WALL_SLACK else ("", longer)

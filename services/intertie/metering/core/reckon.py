@@ -84,7 +84,7 @@ class Reckoning:
 def reckon(evidence: Evidence, trust: Trust, now: datetime, why: str = "") -> Reckoning:
     """What follows from all that is known now; `why` is the news that asked, for the ledger's reason."""
     record = evidence.record
-    items = judge(evidence.received, record, evidence.keys, trust.scheduler_keys, trust.verify)
+    items = judge(evidence.received, evidence.snapshot, evidence.keys, trust.scheduler_keys, trust.verify)
     believed = list({item.segment.id: item.segment for item in items if not item.suspense}.values())
     spec, reason = agreement(record, believed, evidence.specs, evidence.priced_by) if record else (None, "")
     if reason:
@@ -113,9 +113,12 @@ def whose(record: AttemptRecord) -> Attribution:
 
 
 def _hold(evidence: Evidence, spec: MeterSpec | None, closed: bool) -> Decimal:
-    """Price × wall limit × devices as long as the attempt is open; a silent site's hold does not expire."""
+    """Price × wall limit × devices as long as the attempt is open; a silent site's hold does not expire, nor does a later agreement change
+    what was held by an earlier one: nothing would tell of every attempt that it might concern."""
     if closed or spec is None or evidence.snapshot is None:
         return Decimal(0)
+    if evidence.snapshot.record.spec is None and (held := ledger.held(evidence.balances)):
+        return held
     return hold_estimate(spec, evidence.snapshot.record.kind, len(evidence.snapshot.record.devices), evidence.snapshot.wall_s)
 
 
