@@ -335,6 +335,8 @@ def _open(path: Path) -> tuple[sqlite3.Connection, JournalId]:
             # The order matters: WAL before the first write, FULL so that a commit means fsync in WAL mode too.
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute("PRAGMA synchronous = FULL")
+            # Environment values lie here until their job has ended; what is deleted is overwritten, whatever SQLite was built with.
+            connection.execute("PRAGMA secure_delete = ON")
             version = connection.execute("PRAGMA user_version").fetchone()[0]
             if version == 0:
                 _create(connection)
