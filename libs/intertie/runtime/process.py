@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import signal
@@ -138,6 +139,9 @@ async def reach(what: str, attempt: Callable[[], Awaitable[T]], *, limit_s: floa
 @asynccontextmanager
 async def ready(path: Path | None, service: str, facts: Mapping[str, object] | None = None) -> AsyncIterator[None]:
     """While inside, `path` says `{"pid", "service", "ready_at", …}`; written whole or not at all, and gone on leaving."""
+    # What was imported and wired lives as long as the process: a full collection that walks all of it is a pause of tens of milliseconds.
+    gc.collect()
+    gc.freeze()
     if path is not None:
         _mark(path, {"pid": os.getpid(), "service": service, "ready_at": SystemClock().now().isoformat(), **(facts or {})})
     LOG.info("ready", **(facts or {}))
