@@ -240,6 +240,8 @@ async def test_news_of_freshness_go_to_the_site_and_its_pools_and_nothing_else_i
 
 async def test_a_former_leader_judges_nothing(store: RegistryStore) -> None:
     await store.register(REQUEST, actor="identity", now=T0)
+    for seq in (1, 2):
+        await store.observed(SITE, inventory(seq, holds(A, "g0", running=seq), at=T0), now=T0, mark=unmarked)
     async with store.leading("judge") as former:
         pass
     async with store.leading("judge"):
