@@ -35,7 +35,9 @@ make_venv() {
     "$VENV/bin/python" -m pip install --disable-pip-version-check --require-hashes -r requirements.lock >&2
     "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps -e . >&2
   else
-    VIRTUAL_ENV="$VENV" "$VENV/bin/uv" pip install --require-hashes -r requirements.lock >&2
+    # A bar for people, one line for logs.
+    if [ -t 2 ]; then quiet=; else quiet=--quiet; fi
+    VIRTUAL_ENV="$VENV" "$VENV/bin/uv" pip install $quiet --require-hashes -r requirements.lock >&2
     VIRTUAL_ENV="$VENV" "$VENV/bin/uv" pip install --quiet --no-deps -e . >&2
   fi
   printf '%s' "$now" > "$stamp"
