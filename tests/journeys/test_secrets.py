@@ -13,11 +13,12 @@ import os
 import stat
 import urllib.error
 import urllib.request
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
+import pytest
 from aiohttp import web
 from tests.journeys.stack import Stack, environment, running_stack
 
@@ -41,6 +42,15 @@ def disguises(secret: bytes) -> list[bytes]:
         first, last = (before * 8 + 5) // 6, (before + len(secret)) * 8 // 6
         shifted.append(whole[first:last])
     return [secret, secret.hex().encode(), *shifted, *(one.replace(b"+", b"-").replace(b"/", b"_") for one in shifted)]
+
+
+@pytest.mark.parametrize("before", range(4))
+@pytest.mark.parametrize("encode", [bytes, base64.b64encode, base64.urlsafe_b64encode, bytes.hex])
+def test_the_search_finds_a_secret_inside_longer_text_however_it_was_encoded(encode: Callable[[bytes], bytes | str], before: int) -> None:
+    secret = b"canary-\xff\xfe>?-of-the-search"
+    text = encode(b"x" * before + secret + b"and what follows")
+    assert any(needle in (text.encode() if isinstance(text, str) else text) for needle in disguises(secret))
+    assert not any(needle in b"and what follows, canary-less" for needle in disguises(secret))
 
 
 def holding(root: Path, needles: list[bytes], *, but: frozenset[Path] = frozenset()) -> list[Path]:
