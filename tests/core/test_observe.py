@@ -143,6 +143,7 @@ GOOD = "00-" + "a" * 32 + "-" + "b" * 16 + "-01"
 )
 def test_a_trace_goes_on_if_its_header_can_be_read_and_begins_anew_if_not(header: object, joins: bool) -> None:
     """BR-134."""
+    assert (tracing.parse(header) is not None) is joins
     with tracing.span("test work", parent=header) as span:
         context = span.get_span_context()
         assert context.is_valid

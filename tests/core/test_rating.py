@@ -205,9 +205,10 @@ def test_a_hold_is_price_times_wall_limit_times_devices() -> None:
     [
         (datetime(2026, 12, 1, 13, 5, 30, tzinfo=UTC), datetime(2026, 12, 1, 12, 59, 10, tzinfo=UTC)),
         (datetime(1969, 12, 31, 23, 59, 59, tzinfo=UTC), datetime(2026, 12, 1, tzinfo=UTC)),
+        (datetime(1969, 12, 31, 23, 59, 59, tzinfo=UTC), datetime(1970, 1, 1, 0, 10, tzinfo=UTC)),
         (datetime(2025, 1, 1, tzinfo=UTC), datetime(2026, 12, 1, tzinfo=UTC)),
     ],
-    ids=["ends before it starts", "start -1", "two years long"],
+    ids=["ends before it starts", "start -1", "a clock that was never set", "two years long"],
 )
 def test_br_080_an_absurd_duration_is_quantity_zero_and_flagged(start: datetime, end: datetime) -> None:
     odd = segment((start - T0) / timedelta(seconds=1), (end - T0) / timedelta(seconds=1), name="odd")
