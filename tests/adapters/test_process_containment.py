@@ -196,14 +196,29 @@ async def test_an_agent_killed_and_started_again_adopts_the_run_and_keeps_its_ex
 
 
 async def test_a_lost_supervisor_leaves_the_end_unknown_and_nobody_pays(machine: ProcessAdapter) -> None:
-    work = attempt("sleep 1\nexit 0\n")
+    work = attempt("echo up\nsleep 1\nexit 0\n")
     await run(machine, work)
+    await until(lambda: (machine.home(work.id) / "log").stat().st_size, "the job has begun")
     who = machine._supervisor(work.id)
     assert who is not None and procs.send(who, signal.SIGKILL)
     end = await machine.ended(work)
     judged = verdict(end, work)
     assert (end.certain, judged.outcome, judged.cause) == (False, "unknown", Cause.UNKNOWN)
     assert end.ran_us >= 900_000
+
+
+async def test_a_supervisor_lost_between_its_record_and_the_go_leaves_nothing_waiting(machine: ProcessAdapter) -> None:
+    """The record is written, the go is not: the job's process must see that nobody is left to say it."""
+    work = attempt("sleep 30\n")
+    await machine.prepare(work, None)
+    copy = machine.home(work.id) / "supervisor.py"
+    text = copy.read_text(encoding="utf-8")
+    assert 'os.write(go_write, b"1")' in text
+    copy.write_text(text.replace('os.write(go_write, b"1")', "os.kill(os.getpid(), signal.SIGKILL)"), encoding="utf-8")
+    started = await machine.start(work)
+    assert isinstance(started, StartedRecord)
+    end = await asyncio.wait_for(machine.ended(work), 20)
+    assert not end.certain and marked(str(machine.home(work.id))) == []
 
 
 async def test_after_a_reboot_the_end_is_the_last_sign_of_life_and_the_site_s_doing(plain: ProcessAdapter) -> None:

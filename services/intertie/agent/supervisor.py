@@ -260,6 +260,9 @@ class Supervisor:
         said_read, said_write = os.pipe()  # Close-on-exec: an empty answer means that exec succeeded.
         self.pid = os.fork()
         if self.pid == 0:
+            # The child must not hold the other ends: if we die before the go, it reads the end of the pipe and goes away too.
+            os.close(go_write)
+            os.close(said_read)
             become(self.spec, {k: str(v) for k, v in env.items()}, go_read, said_write, self.log)
         os.close(go_read)
         os.close(said_write)

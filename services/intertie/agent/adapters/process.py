@@ -219,6 +219,8 @@ class ProcessAdapter:
         while True:
             if (started := self._started(attempt)) is not None:
                 return _record(started)
+            if (self.home(attempt) / "fenced").exists():
+                return Exit(certain=True, refused_errno=errno.EEXIST, refused_file="supervisor", refused_text="given up before it started")
             if self._exit(attempt) is None and not self._supervisor_lives(attempt):
                 if (started := self._started(attempt)) is not None:
                     return _record(started)
