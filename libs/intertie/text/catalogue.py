@@ -227,5 +227,9 @@ TEXTS: Mapping[str, tuple[str, str]] = {
     "quick.total": ("Statement of {tenant} for {period}: {total} ({kind})", "{tenant} {period} 账单:{total}({kind})"),
     "quick.page": ("trace {trace}\npage  {url}", "追踪号 {trace}\n页面   {url}"),
     "quick.took": ("From start to statement {seconds} s. Next, paste:", "从启动到出账 {seconds} 秒。接下来可粘贴:"),
+    "quick.agent_again": (
+        "agent (pid {ended}) ended; it was started again (pid {pid}) and adopts what runs",
+        "接入端(pid {ended})已结束;已重新启动(pid {pid}),接管运行中的任务",
+    ),
     "quick.stays": ("It stays up; Ctrl-C stops it, jobs and data stay.", "服务保持运行;按 Ctrl-C 停止,任务与数据保留。"),
 }

@@ -50,11 +50,14 @@ from intertie.ids import SiteName, TenantName, mint
 from intertie.jobfile import parse_script
 from intertie.lifecycle import JOB_TERMINAL
 from intertie.pack import unpack
+from intertie.text import language, say
 
 T = TypeVar("T")
 TENANT = TenantName("demo")
 # A machine that computes for six seconds and beats each second is well within; what takes longer is stuck.
 STEP_LIMIT_S = 90.0
+# How often the agent is looked after; the first pause before it is started again.
+AGENT_PAUSE_S = 0.5
 
 
 @click.command()
@@ -117,7 +120,9 @@ class Quickstart:
             await first_of(showing, stop, watching)
             self._screen.end(self._clock.monotonic_s() - began, self._write_env(layout.public_url), stays=not once)
             if not once:
-                await first_of(asyncio.create_task(asyncio.Event().wait()), stop, watching)
+                keeping = asyncio.create_task(self._keep_agent())
+                tasks.append(keeping)
+                await first_of(asyncio.create_task(asyncio.Event().wait()), stop, watching, keeping)
             return 0
         except Stopped:
             return 0 if not once else 130
@@ -213,13 +218,28 @@ class Quickstart:
         if self._account:
             path = f"/v1/tenants/{TENANT}/mappings/{self._site}"
             await asyncio.to_thread(admin.put, path, MappingsReply, MappingBody(account=self._account))
-        run_dir, log_dir = self._data / "run", self._data / "log"
         began = self._clock.monotonic_s()
-        await asyncio.to_thread(stop_leftover, run_dir, "agent", grace_s=10.0)
-        command = (sys.executable, "-m", "intertie.agent", "run", "--data", str(folder))
-        self._agent = await asyncio.to_thread(start_child, "agent", command, run_dir=run_dir, log_dir=log_dir, env=agent_environment())
+        await asyncio.to_thread(stop_leftover, self._data / "run", "agent", grace_s=10.0)
+        self._agent = await asyncio.to_thread(self._start_agent)
         pools = await self._until(lambda: fresh_pools(admin, self._site), self._agent_ended)
         self._screen.site(self._agent.pid, self._clock.monotonic_s() - began, self._site, pools, self._account)
+
+    def _start_agent(self) -> Child:
+        command = (sys.executable, "-m", "intertie.agent", "run", "--data", str(self._data / f"site-{self._site}"))
+        return start_child("agent", command, run_dir=self._data / "run", log_dir=self._data / "log", env=agent_environment())
+
+    async def _keep_agent(self) -> None:
+        """As a service manager would: an agent that was killed is started again, and adopts what runs. Growing pauses for one that ends at once."""
+        pause_s = AGENT_PAUSE_S
+        while True:
+            await asyncio.sleep(pause_s)
+            if self._agent is None or self._agent.poll() is None:
+                pause_s = AGENT_PAUSE_S
+                continue
+            pause_s = min(pause_s * 2, AGENT_PAUSE_S * 64)
+            ended = self._agent.pid
+            self._agent = await asyncio.to_thread(self._start_agent)
+            note(say("quick.agent_again", language(), ended=ended, pid=self._agent.pid))
 
     def _agent_ended(self) -> None:
         if self._agent is not None and self._agent.poll() is not None:
