@@ -149,6 +149,17 @@ async def test_a_go_that_does_not_acknowledge_the_claim_starts_nothing_yet(short
         assert (await ended(world)).outcome == "succeeded"
 
 
+async def test_what_has_its_go_starts_after_a_crash_with_hub_and_bus_gone(short_folder: Path) -> None:
+    scheduler, body = Key.new("U"), offer()
+    async with a_site(short_folder, scheduler=scheduler) as world:
+        await world.run(body)
+        assert world.site.books.attempts[body.attempt].state is State.STAGING
+        assert "Started" not in await world.kinds()
+    async with a_site(short_folder, scheduler=scheduler) as world:
+        assert (await ended(world)).outcome == "succeeded"
+        assert (await world.kinds()).count("Started") == 1
+
+
 async def test_a_claim_from_before_a_reboot_is_not_started(short_folder: Path) -> None:
     key = Key.new("U")
     body = offer()

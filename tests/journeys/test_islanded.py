@@ -32,7 +32,9 @@ def local_run(stack: Stack, *command: str) -> str:
 async def test_the_site_runs_on_alone_and_the_books_hold_it_afterwards() -> None:
     async with running_stack() as stack:
         await stack.add_site("site-a", slots=4)
-        long = JobSpec(name="long", script="#!/bin/sh\nsleep 6\necho done\n", wall_s=60)
+        # Ends only when the test says so: after the hub is gone, before it is back.
+        flag = stack.folder / "now"
+        long = JobSpec(name="long", script=f"#!/bin/sh\nuntil [ -e {flag} ]; do sleep 0.1; done\n", wall_s=120)
         job = await stack.do(lambda: stack.submit(long))
         await stack.until(lambda: stack.job(job).state is JobState.RUNNING, what="the job runs")
         await stack.hub_down()
@@ -42,6 +44,7 @@ async def test_the_site_runs_on_alone_and_the_books_hold_it_afterwards() -> None
         assert await stack.do(lambda: local_run(stack, "/bin/echo", "still here")) == "still here\n"
         status = json.loads((await stack.do(lambda: local(stack, "status", "--json"))).stdout)
         assert status["islanded_since"] is not None
+        await stack.do(flag.touch)
         await stack.until(lambda: lent(stack) == 0 or None, what="the hub's job ended while nobody listened", limit_s=30)
 
         await stack.hub_up()
