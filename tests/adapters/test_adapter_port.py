@@ -32,7 +32,7 @@ async def adapter(request: pytest.FixtureRequest, short_folder: Path) -> AsyncIt
 ENDS = [
     ("succeeds", "echo hello\nexit 0\n", {"code": 0}),
     ("keeps its exit code", "exit 7\n", {"code": 7}),
-    ("has line ends of another system (BR-044)", "echo hello\r\nexit 3\r\n", {"code": 3}),
+    ("has line ends of another system", "#!/bin/sh\r\necho hello\r\nexit 3\r\n", {"code": 3}),
     ("dies of a signal", "kill -9 $$\n", {"signal": 9}),
     ("has no interpreter", "#!/no/such/interpreter\nexit 0\n", {"refused_errno": 2}),
 ]
@@ -46,6 +46,15 @@ async def test_work_that_ends_says_how(adapter: Adapter, what: str, script: str,
     assert isinstance(started, StartedRecord)
     end = await adapter.ended(work)
     assert end.certain and {name: getattr(end, name) for name in expected} == expected
+
+
+async def test_line_ends_of_another_system_are_no_part_of_what_a_script_says(adapter: Adapter) -> None:
+    """BR-044: neither of its interpreter's name nor of its words."""
+    work = attempt("#!/bin/sh\r\necho hello\r\n")
+    await adapter.prepare(work, None)
+    assert isinstance(await adapter.start(work), StartedRecord)
+    end = await adapter.ended(work)
+    assert (end.code, (await adapter.log(work.id, 0, 100)).data) == (0, b"hello\n")
 
 
 async def test_the_end_of_a_run_is_its_start_plus_boot_time(adapter: Adapter) -> None:

@@ -27,7 +27,7 @@ HELD: Mapping[str, tuple[str, ...]] = {
         "core/test_jobfile.py::test_time_limits_are_read_as_slurm_reads_them",
         "core/test_jobfile.py::test_what_is_no_time_limit_is_refused",
     ),
-    "044": ("adapters/test_adapter_port.py::test_work_that_ends_says_how",),
+    "044": ("adapters/test_adapter_port.py::test_line_ends_of_another_system_are_no_part_of_what_a_script_says",),
     "045": (
         "core/test_scheduler_core.py::test_a_request_that_contradicts_itself_is_refused",
         "adapters/test_process_containment.py::test_a_user_s_value_reaches_the_job_and_overrules_none_of_ours",
