@@ -8,6 +8,7 @@ import shutil
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from tests.conftest import new_short_folder
@@ -19,6 +20,7 @@ from intertie.agent.adapters.process import ProcessAdapter
 from intertie.agent.config import make_pools
 from intertie.agent.core.devices import Holds
 from intertie.agent.core.model import StartedRecord
+from intertie.agent.nvml import Driver
 from intertie.agent.telemetry import Collector, Telemetry
 from intertie.clock import SystemClock
 from intertie.contracts.link import OfferRefused
@@ -138,6 +140,8 @@ METRICS = [
         "utilisation",
         "impossible reading 4294967295",
     ),
+    ("a hundred is the most (BR-105)", {"0.util": "1532"}, "utilisation_percent", "utilisation", "impossible reading 1532"),
+    ("a power of minus one (BR-105)", {"0.power_mw": "4294967295"}, "power_w", "power", "impossible reading 4294967295"),
     ("an impossible temperature (BR-105)", {"0.temp": "300"}, "temperature_c", "temperature", "impossible reading 300"),
     ("power needs permission", {"0.error.power_mw": NO_PERMISSION}, "power_w", "power", "NoPermission"),
 ]
@@ -158,6 +162,35 @@ async def test_a_name_that_is_no_text_leaves_the_card_in_the_list(rig: Rig) -> N
     rig.set({"0.name": "NVIDIA \xf8"})
     await rig.look()
     assert {device.id: device.model for device in rig.telemetry.known.values()} == {"GPU-0": "", "GPU-1": "A100-SXM4-80GB"}
+
+
+@pytest.mark.parametrize(("said", "name"), [("NVIDIA L4", "NVIDIA L4"), (b"NVIDIA L4", "NVIDIA L4"), (b"NVIDIA \xf8", None)])
+def test_a_binding_of_another_version_answers_in_bytes_or_in_text(said: bytes | str, name: str | None) -> None:
+    """BR-101: what it cannot say is null, and the card is listed by its UUID."""
+
+    class Mute(Exception):
+        value = 0
+
+    def mute(*_: object) -> None:
+        raise Mute("Not Supported")
+
+    class Binding(SimpleNamespace):
+        def __getattr__(self, _: str) -> object:
+            return mute
+
+    binding = Binding(
+        NVMLError=Mute,
+        NVMLError_LibraryNotFound=KeyError,
+        NVMLError_DriverNotLoaded=KeyError,
+        NVML_ERROR_GPU_IS_LOST=15,
+        nvmlInit=lambda: None,
+        nvmlDeviceGetCount=lambda: 1,
+        nvmlDeviceGetHandleByIndex=lambda index: index,
+        nvmlDeviceGetUUID=lambda _: "GPU-0",
+        nvmlDeviceGetName=lambda _: said,
+    )
+    (card,) = Driver(binding).read().cards
+    assert (card.uuid, card.name, "name" in card.errors) == ("GPU-0", name, name is None)
 
 
 async def test_a_process_that_is_not_ours_makes_a_card_foreign(rig: Rig) -> None:
