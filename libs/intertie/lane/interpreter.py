@@ -154,12 +154,18 @@ class Interpreter:
             kind="lane.quarantine",
             severity=Severity.CRITICAL,
             title=f"An entry of site {entry.site} cannot be interpreted",
-            text=f"Entry {entry.seq} of lane {entry.lane}, journal {entry.journal}: {code}: {text}"[:4_000],
+            text=storable(f"Entry {entry.seq} of lane {entry.lane}, journal {entry.journal}: {code}: {text}"),
             site=entry.site,
         )
-        await self._tables.quarantine(entry, f"{code}: {text}"[:4_000], report)
+        await self._tables.quarantine(entry, storable(f"{code}: {text}"), report)
         INTERPRETED.inc(lane=self._lane.value, outcome="quarantine")
         LOG.error("an entry is in quarantine", lane=entry.lane.value, site=entry.site, seq=entry.seq, code=code)
+
+
+def storable(text: str) -> str:
+    """A text about what a site said, which may repeat its words: PostgreSQL holds every character but NUL, and what cannot be set aside would end
+    its keeper, at each start anew."""
+    return text.replace("\x00", "\ufffd")[:4_000]
 
 
 def _told(err: BaseException) -> str:

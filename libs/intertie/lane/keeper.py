@@ -20,7 +20,7 @@ from intertie.contracts.incident import ReportIncident, Severity
 from intertie.contracts.link import Instruction, Lane, LaneState, Sealed, Sync, Synced, nudge_subject, sync_subject
 from intertie.errors import IntertieError, Refused, Stale, Unavailable
 from intertie.ids import SiteName, name
-from intertie.lane.interpreter import Interpret, Interpreter
+from intertie.lane.interpreter import Interpret, Interpreter, storable
 from intertie.lane.tables import LaneTables
 from intertie.link.clocks import TRY_S
 from intertie.link.journal import InstructionMark
@@ -313,7 +313,13 @@ class LaneKeeper:
 
     def _report(self, site: SiteName, kind: str, severity: Severity, title: str, text: str, *, recovered: bool = False) -> ReportIncident:
         return ReportIncident(
-            key=f"{kind}/{site}/{self._lane}", kind=kind, severity=severity, title=title, text=text[:4_000], site=site, recovered=recovered
+            key=f"{kind}/{site}/{self._lane}",
+            kind=kind,
+            severity=severity,
+            title=title,
+            text=storable(text),
+            site=site,
+            recovered=recovered,
         )
 
     # --- out ---

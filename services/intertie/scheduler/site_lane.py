@@ -26,7 +26,7 @@ from intertie.lane.keeper import Settings
 from intertie.lane.tables import LaneEntry, LaneTables
 from intertie.link.journal import InstructionMark
 from intertie.link.keeper import SiteRow
-from intertie.scheduler.core.interpret import Source, interpret
+from intertie.scheduler.core.interpret import Source, interpret, without_nul
 from intertie.scheduler.core.orders import START_WITHIN_S, STOP_GRACE_S, Order, instruction_id
 from intertie.scheduler.core.rows import Change
 from intertie.scheduler.knowledge import Knowledge
@@ -63,7 +63,7 @@ class SiteLane:
 
     async def interpret(self, entry: LaneEntry) -> None:
         """One entry, one transaction: its mark, its change, its events. What cannot be believed is raised, and set aside by the keeper."""
-        said: SchedulerEntry = entry.read(_ENTRY)
+        said: SchedulerEntry = without_nul(entry.read(_ENTRY))
         source, now = Source(entry.site, entry.journal), self._clock.now()
         async with self._store.transaction() as tx:
             await self._lanes.mark_interpreted(tx, entry)

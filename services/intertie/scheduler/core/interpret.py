@@ -8,7 +8,9 @@ quarantine with an incident.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import UTC, datetime
+
+import msgspec
 
 from intertie.contracts.job import Cause, JobState
 from intertie.contracts.link import (
@@ -39,6 +41,20 @@ NO_FAULT = frozenset({"device_busy", "displaced", "withdrawn", "stopped", "cance
 """Codes of a claim given up that say nothing against the site."""
 
 
+# No clock of a host says anything outside these, not even one that was never set; beyond them tables and calendars end.
+FIRST_INSTANT, LAST_INSTANT = datetime(1970, 1, 1, tzinfo=UTC), datetime(2200, 1, 1, tzinfo=UTC)
+
+# Ten years, of the largest job there may be (100,000 devices), cut once a second: what is more was never measured.
+MOST_US = 10 * 366 * 86_400 * 1_000_000
+MOST_MILLI_US = MOST_US * 1_000 * 100_000
+MOST_SEGMENTS = MOST_US // 1_000_000
+
+# Names that a site gives (a native id, an account, a code) stand in records that travel whole.
+NAME_LENGTH = 256
+# Devices named in a story's line.
+DEVICES_TOLD = 16
+
+
 @dataclass(frozen=True, slots=True)
 class Source:
     """Whose entry it is: the site by its subject, never by the payload."""
@@ -53,6 +69,8 @@ class Source:
 
 def interpret(entry: SchedulerEntry, file: File | None, source: Source, now: datetime) -> Change | Ignored:
     """The ladder, in order; the first that applies decides."""
+    if unfit := _unfit(entry):
+        raise Refused("scheduler.unfit", f"{source.site} says what cannot be: {unfit}")
     if isinstance(entry, SettingsApplied):
         return Ignored(f"settings revision {entry.revision} is in force at {source.site}")
     if file is None or file.attempt is None:
@@ -90,6 +108,33 @@ def interpret(entry: SchedulerEntry, file: File | None, source: Source, now: dat
             return _ended(telling, entry)
         case StopAnswered():
             return _stop_answered(telling, entry)
+
+
+def without_nul(entry: SchedulerEntry) -> SchedulerEntry:
+    """The entry with U+FFFD for NUL in its texts: any job may print one, and PostgreSQL's texts hold every other character. The bytes that the
+    site chained are kept as they came."""
+    texts = {name: text for name in entry.__struct_fields__ if isinstance(text := getattr(entry, name), str) and "\x00" in text}
+    return msgspec.structs.replace(entry, **{name: text.replace("\x00", "\ufffd") for name, text in texts.items()})
+
+
+def _unfit(entry: SchedulerEntry) -> str:
+    """What of an entry no honest host can say and no table can hold; empty if nothing. A wrong clock is honest."""
+    for name in ("at", "started", "ended"):
+        moment = getattr(entry, name, None)
+        if isinstance(moment, datetime) and not FIRST_INSTANT <= moment < LAST_INSTANT:
+            return f"{name} {moment.isoformat()} is in no century of ours"
+    for name, most in (
+        ("ran_us", MOST_US),
+        ("quantity_milli_us", MOST_MILLI_US),
+        ("segments", MOST_SEGMENTS),
+        ("last_metering_seq", 2**63 - 1),
+    ):
+        if (number := getattr(entry, name, 0)) > most:
+            return f"{name} is {number:.1e}, at most {most} can be"
+    for name in ("native_id", "account", "code"):
+        if len(getattr(entry, name, "")) > NAME_LENGTH:
+            return f"{name} is longer than {NAME_LENGTH} characters"
+    return ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +182,7 @@ def _claimed(telling: _Telling, entry: Claimed) -> Change | Ignored:
         return Ignored(f"the attempt is {telling.attempt.state} already")
     fields: dict[str, object] = {"state": AttemptState.CLAIMED.value, "claimed_at": entry.at, "islanded": _islanded(telling)}
     differing = sorted(set(entry.devices) ^ set(telling.attempt.record.devices))
-    why = f"devices differ from the offer: {', '.join(differing)}" if differing else ""
+    why = f"devices differ from the offer: {', '.join(differing[:DEVICES_TOLD])}"[:4_000] if differing else ""
     return telling.change(telling.job, noted(telling.attempt, record=fields), "claimed", why)
 
 
