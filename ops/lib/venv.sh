@@ -26,8 +26,11 @@ make_venv() {
   }
   if [ ! -x "$VENV/bin/python" ]; then
     say "· making $VENV with $("$python" --version)"
+    if ! mkdir -p "$VENV" 2>/dev/null; then
+      say "$VENV cannot be written by $(id -un); clone for yourself, or name another place with INTERTIE_VENV"; exit 1
+    fi
     "$python" -m venv "$VENV" 2>/dev/null || {
-      say "Python's venv module is missing; on Debian or Ubuntu: apt-get install python3-venv"; exit 1; }
+      rm -rf "$VENV"; say "Python's venv module is missing; on Debian or Ubuntu: apt-get install python3-venv"; exit 1; }
   fi
   say "· installing from requirements.lock (hashes checked)"
   if ! "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check uv==0.13.9 2>/dev/null; then

@@ -237,8 +237,8 @@ REPLACED: Mapping[str, str] = {
     "mem": "memory comes with the devices of the pool",
     "mem-per-cpu": "memory comes with the devices of the pool",
     "mem-per-gpu": "use `#INTERTIE --gpu-memory` for the memory of the card",
-    "mail-type": "use `intertie job --watch` or subscribe to events",
-    "mail-user": "use `intertie job --watch` or subscribe to events",
+    "mail-type": "follow it with `intertie logs -f`",
+    "mail-user": "follow it with `intertie logs -f`",
     "chdir": "the job runs in its own unpacked work folder",
     "D": "the job runs in its own unpacked work folder",
 }

@@ -97,10 +97,16 @@ def _place(
 
 
 def _why(pool: PoolView, fit: Fit, candidates: int, rejections: Sequence[Rejection]) -> str:
-    unit = "devices" if any(d.kind is DeviceKind.GPU for d in pool.devices) else "slots"
+    unit = "device" if any(d.kind is DeviceKind.GPU for d in pool.devices) else "slot"
     where = "one node" if fit.nodes == 1 else f"{fit.nodes} nodes"
     others = f"best of {candidates} pools that fit" if candidates > 1 else "the only pool that fits now"
-    return f"{pool.name}: {others}; {where}, {fit.left_in_pool} {unit} stay free; {len(rejections)} pools rejected{_nearest(rejections)}"
+    passed_over = f"; {counted(len(rejections), 'pool')} rejected{_nearest(rejections)}" if rejections else ""
+    return f"{others}; {where}, {counted(fit.left_in_pool, unit)} left free{passed_over}"
+
+
+def counted(number: int, noun: str) -> str:
+    """`1 slot`, `3 slots`."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _nearest(rejections: Sequence[Rejection]) -> str:
@@ -116,7 +122,7 @@ def canonical(rejections: Sequence[Rejection]) -> tuple[WaitReason, str]:
     nearest = max(rejections, key=lambda r: LADDER[REASONS[r.rule]])
     reason = REASONS[nearest.rule]
     more = sum(1 for r in rejections if REASONS[r.rule] is reason) - 1
-    others = f" (and {more} more pools)" if more else ""
+    others = f" (and {counted(more, 'more pool')})" if more else ""
     return reason, f"{nearest.site}/{nearest.pool}: {nearest.text}{others}"
 
 

@@ -262,7 +262,9 @@ def _free(job: QueuedJob, pool: PoolView, room: Room) -> Finding | None:
     if free >= job.resources.count:
         return None
     return Finding(
-        f"{free} free ({device_states(pool, kind)}; our jobs hold {room.held(pool)})", needed=str(job.resources.count), found=str(free)
+        f"{free} to be had: federation jobs hold {room.held(pool)}; the site sees {device_states(pool, kind)}",
+        needed=str(job.resources.count),
+        found=str(free),
     )
 
 
