@@ -548,7 +548,8 @@ async def test_a_submit_whose_caller_hung_up_is_found_by_its_key(pg: PgDatabase)
         while True:
             keys.append(f"k{len(keys)}")
             caller = asyncio.create_task(submit(store, a_job(keys[-1])))
-            await asyncio.sleep(len(keys) * 0.0001)
+            # Ever later, by so little that one falls between any two writes; growing, so that a slow machine is not waited for long.
+            await asyncio.sleep(0.0001 * 1.06 ** len(keys))
             if caller.done():
                 break
             caller.cancel()

@@ -212,7 +212,8 @@ async def test_a_caller_cancelled_near_commit_leaves_all_or_nothing(db: Database
     cancelled, steps = set[str](), 0
     while True:
         task = asyncio.create_task(write(f"t{steps}"))
-        await asyncio.sleep(steps * 0.0001)
+        # Growing, so that a slow machine is not waited for long.
+        await asyncio.sleep(0.0001 * 1.06**steps)
         if task.done():
             await task
             break
