@@ -27,27 +27,35 @@ DEPTH = 64
 
 
 def pattern(glob: str) -> re.Pattern[str]:
-    """A glob below the work folder: `*` and `?` stay inside a name, `**` crosses folders, a folder's name takes all below it."""
-    text = glob.strip().removeprefix("./").rstrip("/")
-    out = ""
-    i = 0
-    while i < len(text):
-        if text.startswith("**/", i):
-            out += r"(?:[^/]+/)*"
-            i += 3
-        elif text.startswith("**", i):
-            out += ".*"
-            i += 2
-        elif text[i] == "*":
-            out += "[^/]*"
-            i += 1
-        elif text[i] == "?":
-            out += "[^/]"
-            i += 1
+    """A glob below the work folder: `*` and `?` stay inside a name, `**` as a whole name crosses folders, a folder's name takes all below it.
+
+    A tenant writes it and the agent's one interpreter tries it on every file, so no choice is ever tried twice: of all places where a part
+    between two wildcards fits the first is as good as any, and the atomic groups `(?>…)` keep it.
+    """
+    names = glob.strip().removeprefix("./").rstrip("/").split("/")
+    stretches: list[list[str]] = [[]]
+    for name in names:
+        if name == "**":
+            stretches.append([])
         else:
-            out += re.escape(text[i])
-            i += 1
-    return re.compile(f"{out}(?:/.*)?", re.DOTALL)
+            stretches[-1].append(_name(name))
+    first, *middle = ["/".join(stretch) for stretch in stretches]
+    if not middle:
+        return re.compile(f"{first}(?:/.*)?", re.DOTALL)
+    *between, last = middle
+    out = f"{first}/" if first else ""
+    out += "".join(f"(?>(?:[^/]+/)*?{stretch}/)" for stretch in between if stretch)
+    out += f"(?:[^/]+/)*{last}(?:/.*)?" if last else ".+"
+    return re.compile(out, re.DOTALL)
+
+
+def _name(glob: str) -> str:
+    """One name of a glob."""
+    first, *more = ["[^/]".join(re.escape(text) for text in part.split("?")) for part in re.split(r"\*+", glob)]
+    if not more:
+        return first
+    *between, last = more
+    return first + "".join(f"(?>[^/]*?{text})" for text in between) + f"[^/]*{last}"
 
 
 def _walk(folder: int, prefix: str, depth: int) -> Iterator[tuple[str, int, str]]:
