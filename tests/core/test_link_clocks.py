@@ -54,3 +54,17 @@ def test_a_step_of_the_wall_clock_voids_what_was_known() -> None:
     stepped = Clocks(utc=NOON + timedelta(seconds=10) - timedelta(hours=1), boot_s=10, kernel_boot="b")
     after = by_round_trip(before, stepped, 10.5, NOON + timedelta(seconds=10.2))
     assert abs(after.offset_s - 3600) <= after.error_s == 0.25
+
+
+@given(offsets, st.floats(0, 1.9), st.floats(0.0005, 1))
+def test_the_sites_own_estimate_narrows_what_one_arrival_says(true_offset: float, travel: float, error: float) -> None:
+    site, received = NOON - timedelta(seconds=true_offset), NOON + timedelta(seconds=travel)
+    offset, left = by_arrival(None, 0.0, site, received, None, (true_offset, error))
+    assert left <= error + ROUNDING_S
+    assert abs(offset - true_offset) <= left + ROUNDING_S
+
+
+def test_a_site_cannot_tell_a_clock_that_its_own_message_contradicts() -> None:
+    honest = by_arrival(None, 0.0, NOON, NOON + timedelta(seconds=0.1), None)
+    assert by_arrival(None, 0.0, NOON, NOON + timedelta(seconds=0.1), None, (3_600.0, 0.001)) == honest
+    assert by_arrival(None, 0.0, NOON, NOON + timedelta(seconds=0.1), None, (0.0, -5.0)) == honest

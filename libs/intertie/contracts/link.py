@@ -64,6 +64,9 @@ class Clocks(Contract, frozen=True, kw_only=True):
     utc: Instant
     boot_s: float
     kernel_boot: str
+    offset_s: float | None = None
+    """The site's own estimate of hub minus site wall clock, from whole round trips; believed only within what the keeper saw itself."""
+    error_s: float | None = None
 
 
 # --- entries: what the site says -------------------------------------------------------------------------------------------------------

@@ -206,7 +206,13 @@ class SiteLane:
             running=running,
             mark=mark,
             settings_revision=self._settings_revision(),
-            clocks=Clocks(utc=self._clock.now(), boot_s=now_s, kernel_boot=self._boot),
+            clocks=Clocks(
+                utc=self._clock.now(),
+                boot_s=now_s,
+                kernel_boot=self._boot,
+                offset_s=machine.clock.offset_s if machine.clock else None,
+                error_s=machine.clock.error_s if machine.clock else None,
+            ),
         )
 
     async def _send(self, machine: SiteMachine, sync: Sync) -> list[Effect]:

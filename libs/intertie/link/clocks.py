@@ -52,12 +52,18 @@ def by_round_trip(before: ClockEstimate | None, sent: Clocks, answered_boot_s: f
 
 
 def by_arrival(
-    known: tuple[float, float] | None, age_s: float, site: datetime, received: datetime, answered: datetime | None
+    known: tuple[float, float] | None,
+    age_s: float,
+    site: datetime,
+    received: datetime,
+    answered: datetime | None,
+    told: tuple[float, float] | None = None,
 ) -> tuple[float, float]:
     """The keeper's estimate `(offset_s, error_s)` after one sync.
 
     `site` is the wall clock in the sync, `received` the hub's at its arrival, `answered` the hub's at the last answer if the sync says that it was
     taken. `known` is the estimate before, `age_s` old; if the two contradict each other, a clock was stepped and the new one stands alone.
+    `told` is the site's own estimate from round trips, which one-way messages cannot match: it narrows the keeper's bounds, never widens them.
     """
     high = (received - site).total_seconds()
     low = high - TRY_S
@@ -67,4 +73,6 @@ def by_arrival(
         slack = known[1] + DRIFT * max(0.0, age_s)
         if max(low, known[0] - slack) <= min(high, known[0] + slack):
             low, high = max(low, known[0] - slack), min(high, known[0] + slack)
+    if told is not None and told[1] >= 0 and max(low, told[0] - told[1]) <= min(high, told[0] + told[1]):
+        low, high = max(low, told[0] - told[1]), min(high, told[0] + told[1])
     return (low + high) / 2, (high - low) / 2

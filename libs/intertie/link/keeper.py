@@ -181,7 +181,9 @@ def _heard(row: SiteRow | None, sync: Sync, received: datetime, ack: int, digest
     answered = row.last_heard if row and row.session == sync.session and 0 < sync.taken_nonce == row.last_nonce else None
     known = (row.clock_offset_s, row.clock_error_s) if row and row.clocks else None
     age_s = (received - row.last_heard).total_seconds() if row else 0.0
-    offset_s, error_s = by_arrival(known, age_s, sync.clocks.utc, received, answered)
+    own = sync.clocks
+    told = (own.offset_s, own.error_s) if own.offset_s is not None and own.error_s is not None else None
+    offset_s, error_s = by_arrival(known, age_s, own.utc, received, answered, told)
     at_head = sync.at_head and last_seq(sync) == ack
     return SiteRow(
         site=sync.site,

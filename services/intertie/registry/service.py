@@ -156,7 +156,9 @@ class Registry:
 
     async def _record(self, record: SiteRecord, judged: Judgement, row: SiteRow | None, leader: Leader) -> None:
         """Write a judgement if there is news in it."""
-        last_heard, offset_s = (row.last_heard, row.clock_offset_s) if row is not None else (None, None)
+        last_heard, offset_s = (
+            (row.last_heard, site.sure_offset(row.clock_offset_s, row.clock_error_s)) if row is not None else (None, None)
+        )
         if site.heard(record, judged, last_heard=last_heard, clock_offset_s=offset_s) is record:
             return
         now = self.clock.now()

@@ -50,6 +50,11 @@ def register(known: SiteRecord | None, request: RegisterSite, *, now: datetime) 
     return known if after == known else msgspec.structs.replace(after, version=known.version + 1)
 
 
+def sure_offset(offset_s: float, error_s: float) -> float | None:
+    """The offset if it is known well enough to be told to people; a first message alone says little."""
+    return offset_s if error_s < OFFSET_STEP_S / 2 else None
+
+
 def heard(known: SiteRecord, judged: Judgement, *, last_heard: datetime | None, clock_offset_s: float | None) -> SiteRecord:
     """The record with what the leader judged; the known one if there is no news in it."""
     offset = known.clock_offset_s
