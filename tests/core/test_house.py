@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator
 from importlib import import_module
 from importlib.metadata import packages_distributions
 from pathlib import Path
@@ -119,6 +121,88 @@ def test_everything_installed_is_locked_with_its_hash() -> None:
     for requirement in wanted:
         name = re.split(r"[\[<>=;! ]", requirement)[0].lower().replace("_", "-")
         assert re.search(rf"^{re.escape(name)}==\S+ \\\n    --hash=sha256:", lock, re.MULTILINE | re.IGNORECASE), f"{name} is not locked"
+
+
+# What each room may count on being installed. A library that only hub services import may need what the `hub` extra brings.
+EXTRAS: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("lane", "observe", "planner", "store"), ("hub",)),
+    **dict.fromkeys(("gateway", "identity", "incident", "metering", "registry", "scheduler"), ("hub",)),
+    "agent": ("agent",),
+    "embedded": ("embedded",),
+}
+# Tried, and done without: metrics and traces are the hub's, and their library is the agent's too.
+DONE_WITHOUT = {"prometheus-client", "opentelemetry-exporter-otlp-proto-http"}
+
+
+def distribution(requirement: str) -> str:
+    return re.split(r"[\[<>=;! ]", requirement)[0].lower().replace("_", "-")
+
+
+def declared(*extras: str) -> set[str]:
+    project = PYPROJECT["project"]
+    return {distribution(r) for r in project["dependencies"]} | {
+        distribution(r) for e in extras for r in project["optional-dependencies"][e]
+    }
+
+
+def imports(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def module_file(name: str) -> Path | None:
+    places = [ROOT / half / name.replace(".", "/") for half in ("libs", "services")]
+    found = [file for place in places for file in (place.with_suffix(".py"), place / "__init__.py") if file.is_file()]
+    return found[0] if found else None
+
+
+def foreign(modules: Iterator[str]) -> set[str]:
+    """The distributions that these imports come from; several where a namespace is shared (`opentelemetry`): any of them counts."""
+    names = {name.partition(".")[0] for name in modules} - set(sys.stdlib_module_names) - {"intertie"}
+    return {"|".join(sorted({owner.lower().replace("_", "-") for owner in packages_distributions()[name]})) for name in names}
+
+
+def undeclared(needed: set[str], *extras: str) -> set[str]:
+    return {one for one in needed if not set(one.split("|")) & declared(*extras)}
+
+
+@pytest.mark.parametrize(
+    "room", sorted(path.parent for half in ("libs", "services") for path in (ROOT / half / "intertie").glob("*/__init__.py"))
+)
+def test_a_room_imports_only_what_its_extra_declares(room: Path) -> None:
+    used = foreign(name for path in room.rglob("*.py") for name in imports(path))
+    assert not undeclared(used, *EXTRAS.get(room.name, ()))
+
+
+@pytest.mark.parametrize(("start", "extras"), [("intertie.cli", ()), ("intertie.agent", ("agent",))])
+def test_the_command_line_and_the_agent_run_without_the_hubs_packages(start: str, extras: tuple[str, ...]) -> None:
+    """All that can be reached from any of their files, also inside a function."""
+    todo = [f"{start}.{path.stem}" for path in (ROOT / "services" / start.replace(".", "/")).rglob("*.py")]
+    seen: set[str] = set()
+    while todo:
+        name = todo.pop()
+        file = module_file(name)
+        if name in seen or file is None:
+            continue
+        seen.add(name)
+        todo += [found for found in imports(file) if found.startswith("intertie.")] + [name.rpartition(".")[0]]
+    assert "intertie.errors" in seen, "the walk went somewhere"
+    used = foreign(found for name in seen if (file := module_file(name)) for found in imports(file))
+    assert undeclared(used, *extras) <= DONE_WITHOUT
+
+
+@pytest.mark.parametrize("package", sorted(declared("hub", "agent", "embedded") - {"tzdata"}))
+def test_every_package_that_is_installed_is_used(package: str) -> None:
+    """`tzdata` is data: `zoneinfo` finds it by itself. A wheel that brings a program, no module, is named in words."""
+    modules = [package] + [
+        module for module, owners in packages_distributions().items() if package in {o.lower().replace("_", "-") for o in owners}
+    ]
+    text = "\n".join(path.read_text(encoding="utf-8") for half in ("libs", "services") for path in (ROOT / half).rglob("*.py"))
+    assert any(re.search(rf"\b{re.escape(module)}\b", text) for module in modules), f"nothing imports {package}"
 
 
 @pytest.mark.parametrize("path", ["ops/quickstart", "ops/check", "ops/bench", "ops/schemas", ".ci/run"])
