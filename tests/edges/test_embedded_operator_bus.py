@@ -20,7 +20,7 @@ from intertie.bus.nats import NatsBus
 from intertie.bus.port import ConsumerSpec, Message, StreamSpec
 from intertie.clock import SystemClock
 from intertie.contracts.base import EVENT_STREAM, TELEMETRY_STREAM
-from intertie.embedded.hub import init_hub, running_hub_bus
+from intertie.embedded.hub import HubLayout, init_hub, running_hub_bus
 from intertie.ids import SiteName, new_event
 from intertie.trust import nats_jwt
 from intertie.trust.keys import Key
@@ -384,9 +384,14 @@ async def acknowledged(bus: NatsBus, durable: str) -> None:
             pending = json.loads(answer.body)["num_ack_pending"]
 
 
-async def test_our_bus_makes_fills_reads_and_remakes_the_streams_with_a_services_own_rights(operator_hub: RunningHub) -> None:
-    """The product's bus, with every JetStream word that it says."""
-    layout = operator_hub.layout
+async def test_our_bus_makes_fills_reads_and_remakes_the_streams_with_a_services_own_rights(short_folder: Path) -> None:
+    """The product's bus, with every JetStream word that it says, on streams that nobody else has filled."""
+    layout = await asyncio.to_thread(new_hub, short_folder)
+    with running_hub_bus(layout):
+        await _every_word(layout)
+
+
+async def _every_word(layout: HubLayout) -> None:
     bus = await NatsBus.connect([layout.bus_url], name="scheduler", credentials=layout.creds_file("scheduler"))
     got: list[bytes] = []
 
