@@ -19,6 +19,8 @@ class SubmitBody(Contract, frozen=True, kw_only=True):
 
     spec: JobSpec
     env: dict[str, str] = {}
+    """Any variable but those that the site sets for each job: `INTERTIE_*`, `CUDA_VISIBLE_DEVICES`, `CUDA_DEVICE_ORDER`, `TRACEPARENT`. `PATH`,
+    `LD_PRELOAD` and the like are in force from the job's own exec on, under its own account."""
     tenant: TenantName | None = None
     dry_run: bool = False
 

@@ -254,9 +254,11 @@ def drain(client: Client, job: str, attempt: str, shown: Shown) -> Shown:
         except NotFound:
             return shown
         click.echo(chunk.text, nl=False)
+        stuck = chunk.next_offset <= shown.offset
         # Where the log is gone, the place reached stays.
         shown = Shown(max(shown.offset, chunk.next_offset), (shown.end + chunk.text)[-TAIL_CHARACTERS:])
-        if not chunk.text or chunk.next_offset >= chunk.total:
+        # A site that says the same place again would be listened to for ever.
+        if not chunk.text or stuck or chunk.next_offset >= chunk.total:
             return shown
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Sequence
 from datetime import datetime
@@ -34,19 +35,34 @@ def json_option(command: F) -> F:
     return click.option("--json", "as_json", is_flag=True, help="Print JSON.")(command)
 
 
+# Everything that moves a terminal's cursor, ends its line or turns its writing round, but newline and tab: sites and tenants write texts that
+# operators read. What a job itself printed (`logs`) is passed on as it is, colours and all, as `cat` would.
+_MOVES = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+_MOVES_IN_A_CELL = re.compile(f"[\n\t]|{_MOVES.pattern}")
+
+
+def _escaped(found: re.Match[str]) -> str:
+    return f"\\u{ord(found[0]):04x}"
+
+
+def harmless(text: str, *, cell: bool = False) -> str:
+    """`text` with what could act on a terminal written out, as JSON spells it; in a `cell` also what would end it."""
+    return (_MOVES_IN_A_CELL if cell else _MOVES).sub(_escaped, text)
+
+
 def print_json(value: object) -> None:
-    """A contract as JSON, one line."""
-    sys.stdout.write(encode(value).decode() + "\n")
+    """A contract as JSON, one line. (Such characters stand in strings only, where the escape means the same.)"""
+    sys.stdout.write(harmless(encode(value).decode()) + "\n")
 
 
 def line(text: str = "") -> None:
     """One line of the answer."""
-    click.echo(text)
+    click.echo(harmless(text))
 
 
 def note(text: str) -> None:
     """Something beside the answer: to standard error."""
-    click.echo(text, err=True)
+    click.echo(harmless(text), err=True)
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, empty: str) -> None:
@@ -56,14 +72,16 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, empty: st
         return
     if not sys.stdout.isatty():
         for row in rows:
-            line("\t".join(str(cell) for cell in row))
+            click.echo("\t".join(harmless(str(cell), cell=True) for cell in row))
         return
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     shown = Table(*columns, box=None, pad_edge=False, header_style="bold")
     for row in rows:
-        shown.add_row(*(str(cell) for cell in row))
+        # Plain text: a cell's `[red]` is its own, not rich's.
+        shown.add_row(*(Text(harmless(str(cell), cell=True)) for cell in row))
     Console().print(shown)
 
 

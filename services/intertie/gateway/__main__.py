@@ -53,7 +53,7 @@ def application(bus: Bus, settings: GatewaySettings, objects: ObjectStore, clock
     """The whole of HTTP."""
     app = web.Application(middlewares=[errors_and_trace], client_max_size=BODY_BYTES)
     door = Door(bus, clock)
-    Api(bus, door).add_to(app)
+    Api(bus, door, objects).add_to(app)
     Files(bus, door, objects).add_to(app)
     Pages(
         bus,

@@ -32,6 +32,7 @@ from intertie.errors import (
     Unavailable,
     kind_of,
 )
+from intertie.gateway.objects import ObjectStore
 from intertie.gateway.routes import ROUTES, Parts, Route, statement_query
 from intertie.observe import log as logs
 from intertie.observe import tracing
@@ -182,9 +183,10 @@ class Door:
 class Api:
     """Serves `ROUTES` and the statement."""
 
-    def __init__(self, bus: Bus, door: Door) -> None:
+    def __init__(self, bus: Bus, door: Door, objects: ObjectStore) -> None:
         self._bus = bus
         self._door = door
+        self._objects = objects
 
     def add_to(self, app: web.Application) -> None:
         for route in ROUTES:
@@ -196,6 +198,8 @@ class Api:
         async def handle(request: web.Request) -> web.StreamResponse:
             who = None if route.anonymous else await self._door.caller(request)
             parts = await read_parts(request, who)
+            if route.endpoint is e.SUBMIT:
+                await self._require_work(parts.parse(SubmitBody))
             reply = await rpc.call(
                 self._bus, route.endpoint, route.build(parts), claims=who.signed if who else "", timeout_s=CALL_TIMEOUT_S
             )
@@ -203,6 +207,19 @@ class Api:
             return json_response(reply, status=status)
 
         return handle
+
+    async def _require_work(self, body: SubmitBody) -> None:
+        """A job's work pack is here, as large as it says: at a site a pack that cannot be had would look like the site's fault."""
+        work = body.spec.work
+        if work is None:
+            return
+        size = await self._objects.size(work.digest)
+        if size is None and not body.dry_run:
+            raise Refused(
+                "job.work_missing", f"no work pack {work.digest} is stored here", next_step=f"PUT /v1/objects/{work.digest} first"
+            )
+        if size is not None and size != work.size:
+            raise Refused("job.work_size", f"the work pack {work.digest} has {size} bytes, not {work.size}")
 
     async def _whole_statement(self, query: StatementQuery, claims: str) -> Statement:
         """All pages of a statement; the bus carries them one by one. `Refused('statement.too_large')` beyond the last page we hold."""

@@ -22,6 +22,14 @@ ENV_BYTES = 64 * 1024
 SPEC_BYTES = 176 * 1024
 
 
+# What the site itself sets for each job; a value given for one of these would be lost without a word.
+SITE_ENV = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "TRACEPARENT")
+SITE_ENV_PREFIX = "INTERTIE_"
+
+# Longer is no name of files but an attack on whoever matches it.
+PATTERN_LENGTH = 1_024
+
+
 def content_of(job: JobId, spec: JobSpec, env: Mapping[str, str]) -> Digest:
     """What was asked, in one digest. Salted with the job's id, so that equal secrets of two jobs do not look equal."""
     return digest(b"\n".join((job.encode(), encode(spec), encode(sorted(env.items())))))
@@ -45,11 +53,42 @@ def check_request(request: SubmitJob) -> None:
         raise Refused(
             "scheduler.env_too_large", f"env has {size} bytes, at most {ENV_BYTES}", next_step="put it into a file of the work folder"
         )
-    for name in request.env:
-        if not name.isidentifier() or not name.isascii():
-            raise Refused("scheduler.env_name", f"env name {name[:80]!r} is not a variable name")
+    _check_env(request.env)
+    _check_texts(request.spec)
     if request.spec.pool is not None and request.spec.site is None:
         raise Refused("scheduler.pool_without_site", f"pool {request.spec.pool} is named without its site", next_step="name spec.site too")
+
+
+def _check_env(env: Mapping[str, str]) -> None:
+    """Any variable may be set but those that the site sets. `LD_PRELOAD`, `PATH` and the like are the job's own affair: they are in force from its
+    own exec on, after everything of the site's was done, under its own account."""
+    for name, value in env.items():
+        if not name.isidentifier() or not name.isascii():
+            raise Refused("scheduler.env_name", f"env name {name[:80]!r} is not a variable name")
+        if name in SITE_ENV or name.startswith(SITE_ENV_PREFIX):
+            raise Refused("scheduler.env_reserved", f"{name[:80]} is set by the site for each job", next_step="use another name")
+        if "\x00" in value:
+            raise Refused("scheduler.nul", f"the value of {name[:80]} holds a NUL character, which no environment carries")
+
+
+def _check_texts(spec: JobSpec) -> None:
+    """A name is shown to people and a pattern names files below the work folder; no command line carries a NUL."""
+    if not spec.name.isprintable():
+        raise Refused(
+            "scheduler.name",
+            f"the name {spec.name[:80]!r} holds characters that cannot be printed",
+            next_step="name it in letters, digits, blanks and signs of any language",
+        )
+    for what, texts in (("script", [spec.script]), ("args", spec.args), ("outputs", spec.outputs)):
+        if any("\x00" in text for text in texts):
+            raise Refused("scheduler.nul", f"{what} holds a NUL character", next_step="put binary content into the work folder")
+    for place, glob in enumerate(spec.outputs):
+        if glob.startswith("/") or ".." in glob.split("/") or len(glob) > PATTERN_LENGTH:
+            raise Refused(
+                "scheduler.outputs",
+                f"outputs[{place}] {glob[:80]!r} is no pattern below the work folder, of at most {PATTERN_LENGTH} characters",
+                next_step="let the job copy what is elsewhere into its work folder, and name it there",
+            )
 
 
 def new_job(request: SubmitJob, job: JobId, *, actor: str, traceparent: str, now: datetime) -> Job:
