@@ -8,7 +8,7 @@ from intertie.contracts.endpoints import ENDPOINTS
 from intertie.contracts.identity import Claims, Role
 from intertie.errors import Denied, NotFound
 from intertie.ids import PrincipalId, SiteName, TenantName
-from intertie.trust.rights import TABLE, not_found, require, require_grantable, scope
+from intertie.trust.rights import TABLE, allowed, not_found, require, require_grantable, scope
 
 MINE, THEIRS = TenantName("acme"), TenantName("rival")
 HERE, THERE = SiteName("site-a"), SiteName("site-b")
@@ -25,7 +25,8 @@ audit.read         a  .  .  .  a  .  .
 job.submit         .  t  t  .  .  .  .
 job.cancel         a  t  t  s  .  .  .
 job.read           a  t  t  s  a  a  .
-job.logs           .  t  t  .  .  .  .
+job.logs           .  t  t  .  .  a  .
+result.download    .  t  t  .  .  .  .
 work.upload        .  t  t  .  .  .  .
 work.download      .  .  .  .  .  .  s
 result.upload      .  .  .  .  .  .  s
@@ -68,7 +69,7 @@ def outcome(who: Claims, action: str, tenant: TenantName | None, site: SiteName 
 
 def test_the_table_covers_every_action_of_every_endpoint_and_nothing_unknown() -> None:
     said = {endpoint.action for endpoint in ENDPOINTS if endpoint.action is not None}
-    assert set(TABLE) == said | {"work.upload", "work.download", "result.upload"} == set(ROWS)
+    assert set(TABLE) == said | {"work.upload", "work.download", "result.upload", "result.download"} == set(ROWS)
 
 
 @pytest.mark.parametrize(("action", "role", "letter"), CASES)
@@ -78,6 +79,7 @@ def test_each_cell_says_whose_things_it_covers(action: str, role: Role, letter: 
     covered = {"a": set(things), "t": {"own tenant"}, "s": {"own site"}, ".": set()}[letter]
     for name, (tenant, site) in things.items():
         expected = "rights.denied" if letter == "." else "ok" if name in covered else "not_found"
+        assert allowed(who, action, tenant=tenant, site=site) is (expected == "ok")
         assert outcome(who, action, tenant, site) == expected, name
 
 

@@ -235,7 +235,14 @@ class Agent:
     async def _on_settings(self, sealed: Sealed, revision: int) -> None:
         self.settings.append(open_seal(sealed, self.scheduler_key, SiteSettings))
 
-    async def end(self, body: OfferBody, outcome: str = "succeeded", cause: Cause | None = None, result: ResultRef | None = None) -> None:
+    async def end(
+        self,
+        body: OfferBody,
+        outcome: str = "succeeded",
+        cause: Cause | None = None,
+        result: ResultRef | None = None,
+        log_tail: str = "",
+    ) -> None:
         """Every process of the attempt is seen gone."""
         self.running.pop(body.attempt, None)
         self.claimed.discard(body.attempt)
@@ -255,6 +262,7 @@ class Agent:
             quantity_milli_us=1_000_000_000,
             last_metering_seq=1,
             result=result,
+            log_tail=log_tail,
         )
 
     async def store_result(self, body: OfferBody, result: ResultRef) -> None:

@@ -34,11 +34,11 @@ from intertie.contracts.job import (
     SubmitReply,
 )
 from intertie.contracts.site import DeviceKind
-from intertie.contracts.usage import BooksReply, Statement, StatementQuery
+from intertie.contracts.usage import AttemptBook, BooksReply, Charge, Formula, Statement, StatementQuery, UsagePhase, WhoPays
 from intertie.errors import NotFound, Refused, Unauthenticated, Unavailable
 from intertie.gateway.__main__ import GatewaySettings, application
 from intertie.gateway.objects import ObjectStore
-from intertie.ids import AttemptId, DeviceId, Digest, JobId, PoolName, PrincipalId, SiteName, StatementId, TenantName
+from intertie.ids import AttemptId, DeviceId, Digest, JobId, PoolName, PrincipalId, SiteName, SpecId, StatementId, TenantName
 from intertie.trust.keys import Key
 
 NOW = datetime(2026, 12, 1, 8, 0, tzinfo=UTC)
@@ -48,7 +48,7 @@ RESULT_DIGEST = Digest("sha256:" + hashlib.sha256(RESULT).hexdigest())
 
 
 def who(token: str) -> Claims:
-    roles = {"user": [Role.TENANT_USER], "site": [Role.SITE]}
+    roles = {"user": [Role.TENANT_USER], "site": [Role.SITE], "owner": [Role.SITE_OWNER], "operator": [Role.OPERATOR]}
     if token not in roles:
         raise Unauthenticated("identity.token", "this token is not valid")
     end = int((datetime.now(UTC) + timedelta(minutes=5)).timestamp())
@@ -58,7 +58,7 @@ def who(token: str) -> Claims:
         name=token,
         roles=roles[token],
         tenant=TenantName("acme") if token == "user" else None,
-        site=SiteName("site-a") if token == "site" else None,
+        site=SiteName("site-a") if token in ("site", "owner") else None,
         iat=end - 300,
         exp=end,
     )
@@ -87,6 +87,7 @@ def record(**changes: Any) -> JobRecord:
         outcome="succeeded",
         ran_us=6_418_000,
         result=ResultRef(digest=RESULT_DIGEST, size=len(RESULT), files=1),
+        log_tail="the loss is 0.01",
         version=3,
     )
     base: dict[str, Any] = {
@@ -104,6 +105,56 @@ def record(**changes: Any) -> JobRecord:
         "version": 4,
     }
     return JobRecord(**{**base, **changes})
+
+
+def book() -> AttemptBook:
+    us, amount = 6_418_000, Decimal("0.0107")
+    formula = Formula(
+        duration_us=us,
+        quantity_milli=1_000,
+        per_hour=Decimal(6),
+        currency="CNY",
+        unrounded=Decimal("0.010696666"),
+        amount=amount,
+        phase=UsagePhase.RUN,
+        kind=DeviceKind.SLOT,
+        model="",
+        clause="spec-1 rev 1: run is charged",
+        text="",
+    )
+    charge = Charge(
+        attempt=AttemptId("att-1"),
+        job=JOB,
+        tenant=TenantName("acme"),
+        site=SiteName("site-a"),
+        spec=SpecId("spec-1"),
+        spec_revision=1,
+        payer=WhoPays.TENANT,
+        amount=amount,
+        currency="CNY",
+        start=NOW,
+        end=NOW + timedelta(microseconds=us),
+        formula=formula,
+    )
+    return AttemptBook(
+        attempt=AttemptId("att-1"),
+        job=JOB,
+        tenant=TenantName("acme"),
+        site=SiteName("site-a"),
+        segments=1,
+        quantity_milli_us=us * 1_000,
+        run_us=us,
+        first_start=NOW,
+        last_end=NOW + timedelta(microseconds=us),
+        ended=True,
+        complete=True,
+        outcome="succeeded",
+        cause=None,
+        hold=Decimal(0),
+        posted=amount,
+        in_suspense=0,
+        charges=[charge],
+    )
 
 
 class Services:
@@ -139,7 +190,7 @@ class Services:
         return Story(job=await self.job(request, caller), lines=[line])
 
     async def books(self, request: Any, caller: rpc.Caller) -> BooksReply:
-        return BooksReply(books=[])
+        return BooksReply(books=[book()])
 
     async def statement(self, request: StatementQuery, caller: rpc.Caller) -> Statement:
         return Statement(
@@ -336,6 +387,37 @@ async def test_a_link_shows_its_own_job_only(world: World) -> None:
         assert response.status == 303
     async with world.session.get(f"/jobs/job-1?view={ticket[:-4]}AAAA", allow_redirects=False) as response:
         assert response.status == 303
+
+
+@pytest.mark.parametrize(
+    ("token", "price", "log"),
+    [("user", True, True), ("operator", True, False), ("owner", False, False)],
+)
+async def test_a_link_shows_no_more_than_whoever_made_it_may_see(world: World, token: str, price: bool, log: bool) -> None:
+    """Both sides of two agreements see the same seconds, each only its own price; what a job prints is its tenant's."""
+    async with world.session.post("/v1/jobs/job-1/link", headers={"Authorization": f"Bearer {token}"}) as made:
+        url = (await made.json())["url"].partition("8480")[2]
+    async with world.session.get(url, headers={"Accept-Language": "en"}) as page:
+        text = await page.text()
+    assert "6.418 s" in text
+    assert ("¥6.00" in text, "the loss is 0.01" in text) == (price, log)
+
+
+async def test_nobody_adds_prices_to_a_link_that_has_none(world: World) -> None:
+    async with world.session.post("/v1/jobs/job-1/link", headers={"Authorization": "Bearer owner"}) as made:
+        bare = (await made.json())["url"].partition("view=")[2]
+    async with world.session.post("/v1/jobs/job-1/link", headers=world.user()) as made:
+        whole = (await made.json())["url"].partition("view=")[2]
+    forged = ".".join([*whole.split(".")[:2], bare.split(".")[2]])
+    async with world.session.get(f"/jobs/job-1?view={forged}", allow_redirects=False) as response:
+        assert response.status == 303
+
+
+@pytest.mark.parametrize("token", ["owner", "operator"])
+async def test_results_are_their_tenants(world: World, token: str) -> None:
+    async with world.session.get("/v1/jobs/job-1/result", headers={"Authorization": f"Bearer {token}"}) as response:
+        said = await response.json(content_type="application/problem+json")
+    assert (response.status, said["code"]) == (403, "rights.denied")
 
 
 @pytest.mark.parametrize("target", ["//evil.example", "https://evil.example", "/\\evil.example"])

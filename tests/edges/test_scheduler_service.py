@@ -27,6 +27,7 @@ from tests.edges.scheduler_world import (
 from tests.edges.store_world import running, until
 
 from intertie.bus.memory import MemoryBroker, MemoryBus, site_account
+from intertie.bus.rpc import Caller
 from intertie.clock import Clock, SystemClock
 from intertie.contracts.base import Empty, Event, encode
 from intertie.contracts.identity import AuditQuery, Role
@@ -256,6 +257,26 @@ async def test_a_site_owner_may_cancel_at_the_own_site_with_a_reason(hub: Hub, a
     await hub.reaches(job.job, "cancelled")
     rows = (await hub.parts.scheduler.audit(AuditQuery(), OPERATOR)).rows
     assert ("bob", "job.cancel", "maintenance") in [(r.actor, r.action, r.reason) for r in rows]
+
+
+@pytest.mark.parametrize(
+    ("who", "seen"),
+    [
+        (USER, "the loss is 0.01"),
+        (caller(Role.SERVICE, tenant=None), "the loss is 0.01"),
+        (OPERATOR, ""),
+        (caller(Role.SITE_OWNER, tenant=None, site=SITE), ""),
+        (caller(Role.AUDITOR, tenant=None), ""),
+    ],
+)
+async def test_what_a_job_printed_is_its_tenants(hub: Hub, agent: Agent, who: Caller, seen: str) -> None:
+    job = await hub.submit()
+    await agent.end(await agent.next_running(), log_tail="the loss is 0.01")
+    await hub.reaches(job.job, "succeeded")
+    asked = JobQuery(job=job.job)
+    one, story = await hub.parts.scheduler.job(asked, who), await hub.parts.scheduler.story(asked, who)
+    (listed,) = (await hub.parts.scheduler.jobs(JobsQuery(), who)).jobs
+    assert [record.attempts[0].log_tail for record in (one, story.job, listed)] == [seen] * 3
 
 
 async def test_a_busy_refusal_costs_nothing_and_a_fault_costs_back_off(hub: Hub, agent: Agent) -> None:

@@ -38,8 +38,9 @@ TABLE: Mapping[str, Mapping[Role, Relation]] = {
     "job.submit": {_ADMIN: _TENANT, _USER: _TENANT},
     "job.cancel": {_ADMIN: _TENANT, _USER: _TENANT, _OWNER: _AT_SITE, _OPERATOR: _ANY},
     "job.read": {_ADMIN: _TENANT, _USER: _TENANT, _OWNER: _AT_SITE, _OPERATOR: _ANY, _AUDITOR: _ANY, _SERVICE: _ANY},
-    # What a job prints is its tenant's, as its results are.
-    "job.logs": {_ADMIN: _TENANT, _USER: _TENANT},
+    # What a job prints is its tenant's, as its results are. The gateway shows it on a page that its tenant made a link to.
+    "job.logs": {_ADMIN: _TENANT, _USER: _TENANT, _SERVICE: _ANY},
+    "result.download": {_ADMIN: _TENANT, _USER: _TENANT},
     "work.upload": {_ADMIN: _TENANT, _USER: _TENANT},
     "work.download": {_SITE: _AT_SITE},
     "result.upload": {_SITE: _AT_SITE},
@@ -113,6 +114,14 @@ def require(claims: Claims, action: str, tenant: TenantName | str | None = None,
     """
     if not scope(claims, action).covers(tenant, site):
         raise not_found()
+
+
+def allowed(claims: Claims, action: str, tenant: TenantName | str | None = None, site: SiteName | str | None = None) -> bool:
+    """Whether `require` would pass: for what is left out of an answer rather than refused."""
+    try:
+        return scope(claims, action).covers(tenant, site)
+    except Denied:
+        return False
 
 
 def not_found() -> NotFound:

@@ -1,6 +1,7 @@
 """The page of one job's story: server-rendered, Chinese and English, no script.
 
-A reader signs in with a token, or comes by a link that the command line asked for: signed here, for one job, for twelve hours.
+A reader signs in with a token, or comes by a link that the command line asked for: signed here, for one job, for twelve hours, and showing
+no more than whoever made it may see.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any
 from urllib.parse import quote
 from zoneinfo import ZoneInfo
 
+import msgspec
 from aiohttp import web
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 
@@ -37,11 +39,14 @@ from intertie.lifecycle import word
 from intertie.observe import tracing
 from intertie.rating.text import formula_text
 from intertie.text import Lang, accepted, say
+from intertie.trust import rights
 
 LINK_LIFE = timedelta(hours=12)
 # Signed-in browsers; the oldest is signed out beyond it.
 SESSIONS = 10_000
 COOKIE = "intertie_session"
+# Parts of a page that not everyone who may read a job may see, and the right that each needs: prices, and the log's last lines.
+SHOWN = {"p": "statement.read", "l": "job.logs"}
 SECURITY_HEADERS = {
     "Content-Security-Policy": "default-src 'none'; style-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
@@ -79,16 +84,16 @@ class Pages:
         """A link to one job's page, for whoever may read the job."""
         who = await self._door.caller(request)
         job = JobId(request.match_info["job"])
-        await rpc.call(self._bus, e.JOB, JobQuery(job=job), claims=who.signed, timeout_s=CALL_TIMEOUT_S)
+        record = await rpc.call(self._bus, e.JOB, JobQuery(job=job), claims=who.signed, timeout_s=CALL_TIMEOUT_S)
+        shows = "".join(letter for letter, action in SHOWN.items() if rights.allowed(who.claims, action, tenant=record.tenant))
         expires = self._clock.now() + LINK_LIFE
-        return json_response(
-            Link(url=f"{self._url}/jobs/{job}?view={self._ticket(job, int(expires.timestamp()))}", expires_at=expires), status=201
-        )
+        ticket = self._ticket(job, int(expires.timestamp()), shows)
+        return json_response(Link(url=f"{self._url}/jobs/{job}?view={ticket}", expires_at=expires), status=201)
 
-    def _ticket(self, job: JobId, end: int) -> str:
-        """`<end>.<proof>`: whoever holds it may read this job until then."""
-        proof = hmac.digest(self._link_key, f"{job} {end}".encode(), "sha256")[:16]
-        return f"{end:x}.{base64.urlsafe_b64encode(proof).decode('ascii').rstrip('=')}"
+    def _ticket(self, job: JobId, end: int, shows: str) -> str:
+        """`<end>.<shows>.<proof>`: whoever holds it may read this job until then, with what these letters of `SHOWN` stand for."""
+        proof = hmac.digest(self._link_key, f"{job} {end} {shows}".encode(), "sha256")[:16]
+        return f"{end:x}.{shows}.{base64.urlsafe_b64encode(proof).decode('ascii').rstrip('=')}"
 
     async def login(self, request: web.Request) -> web.Response:
         return self._html("login.html", request, next=_local(request.query.get("next", "/")), wrong=False)
@@ -112,12 +117,17 @@ class Pages:
     async def job(self, request: web.Request) -> web.Response:
         """The story of one job, with its books and formulas."""
         job = JobId(request.match_info["job"])
-        claims = await self._reader(request, job)
-        if claims is None:
+        reader = await self._reader(request, job)
+        if reader is None:
             raise web.HTTPSeeOther(f"/login?next={quote(request.path_qs, safe='')}")
+        claims, shows = reader
         try:
             story = await rpc.call(self._bus, e.STORY, JobQuery(job=job), claims=claims, timeout_s=CALL_TIMEOUT_S)
             books = await self._books(story.job, claims)
+            if "p" not in shows:
+                books = {name: msgspec.structs.replace(book, charges=[]) for name, book in books.items()}
+            if "l" not in shows:
+                story = msgspec.structs.replace(story, job=silenced(story.job))
         except IntertieError as err:
             return self._html(
                 "error.html",
@@ -130,17 +140,18 @@ class Pages:
             )
         return self._html("job.html", request, **self._view(story, books, self._lang(request)))
 
-    async def _reader(self, request: web.Request, job: JobId) -> str | None:
-        """Signed claims to read this job with: by the link, by the session; None to sign in first."""
+    async def _reader(self, request: web.Request, job: JobId) -> tuple[str, str] | None:
+        """Signed claims to read this job with, and what of `SHOWN` may be shown: by the link, by the session (its claims decide, so all); None to
+        sign in first."""
         if ticket := request.query.get("view"):
-            end = ticket.partition(".")[0]
+            end, _, shows = ticket.rpartition(".")[0].partition(".")
             if re.fullmatch(r"[0-9a-f]{1,12}", end) and int(end, 16) > self._clock.now().timestamp():
-                if hmac.compare_digest(ticket.encode(), self._ticket(job, int(end, 16)).encode()):
-                    return self._own_claims()
+                if hmac.compare_digest(ticket.encode(), self._ticket(job, int(end, 16), shows).encode()):
+                    return self._own_claims(), shows
         if session := self._sessions.get(request.cookies.get(COOKIE, "")):
             try:
                 who: Authenticated = await self._door.of_token(session)
-                return who.signed
+                return who.signed, "".join(SHOWN)
             except Unauthenticated:
                 return None
         return None
@@ -180,6 +191,11 @@ class Pages:
             lang=lang, other_language=str(other), t=lambda key, **v: say(key, lang, **v), moment=partial(moment, zone=self._zone), **values
         )
         return web.Response(text=text, content_type="text/html", charset="utf-8", status=status, headers=SECURITY_HEADERS)
+
+
+def silenced(job: JobRecord) -> JobRecord:
+    """The job without what it printed."""
+    return msgspec.structs.replace(job, attempts=[msgspec.structs.replace(attempt, log_tail="") for attempt in job.attempts])
 
 
 def asked(job: JobRecord) -> str:

@@ -6,6 +6,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import tzinfo
 from typing import Any, TypeVar
 
+import msgspec
+
 from intertie.bus.rpc import Caller, Serve
 from intertie.clock import Clock
 from intertie.contracts import endpoints
@@ -97,9 +99,9 @@ class Scheduler:
                 self._planner.hint()
                 return SubmitReply(job=record_of(JobView(submitted.job)))
             known = submitted.job
-        return await self._again(known, request)
+        return await self._again(known, request, caller)
 
-    async def _again(self, known: Job, request: SubmitJob) -> SubmitReply:
+    async def _again(self, known: Job, request: SubmitJob, caller: Caller) -> SubmitReply:
         """The same key again: the same job, if it asks for the same."""
         if life.content_of(known.job, request.spec, request.env) != known.content:
             raise Conflict(
@@ -110,7 +112,7 @@ class Scheduler:
             )
         view = await self._store.view(known.job, rights.Scope(everything=False, tenant=request.tenant, site=None))
         assert view is not None, "jobs are never deleted"
-        return SubmitReply(job=self._record(view), repeated=True)
+        return SubmitReply(job=self._record(view, caller), repeated=True)
 
     def _pools(self) -> tuple[PoolView, ...]:
         now, known = self._clock.now(), self._knowledge
@@ -164,8 +166,12 @@ class Scheduler:
 
     # --- queries ---------------------------------------------------------------------------------------------------------------------------------
 
-    def _record(self, view: JobView) -> JobRecord:
-        return record_of(view, self._knowledge.silent_since(view.job.site))
+    def _record(self, view: JobView, caller: Caller) -> JobRecord:
+        """The job as this caller may see it: what it printed is its tenant's."""
+        record = record_of(view, self._knowledge.silent_since(view.job.site))
+        if rights.allowed(caller.claims, "job.logs", tenant=record.tenant):
+            return record
+        return msgspec.structs.replace(record, attempts=[msgspec.structs.replace(a, log_tail="") for a in record.attempts])
 
     async def _view(self, request: JobQuery, caller: Caller, action: str) -> JobView:
         view = await self._store.view(request.job, rights.scope(caller.claims, action))
@@ -174,18 +180,18 @@ class Scheduler:
         return view
 
     async def job(self, request: JobQuery, caller: Caller) -> JobRecord:
-        return self._record(await self._view(request, caller, "job.read"))
+        return self._record(await self._view(request, caller, "job.read"), caller)
 
     async def jobs(self, request: JobsQuery, caller: Caller) -> JobsReply:
         views, more = await self._store.views(request, rights.scope(caller.claims, "job.read"))
-        records = within([self._record(view) for view in views])
+        records = within([self._record(view, caller) for view in views])
         return JobsReply(jobs=records, more=more or len(records) < len(views))
 
     async def story(self, request: JobQuery, caller: Caller) -> Story:
         view = await self._view(request, caller, "job.read")
         lines = await self._store.story(request.job, rights.scope(caller.claims, "job.read"))
         # The newest lines matter most; the beginning of a story too long for one message is in the audit and on disk.
-        return Story(job=self._record(view), lines=within(lines[::-1])[::-1])
+        return Story(job=self._record(view, caller), lines=within(lines[::-1])[::-1])
 
     async def logs(self, request: LogsQuery, caller: Caller) -> LogChunk:
         """Bytes of a log, from the site that has it; the hub keeps only the tail of what ended."""
