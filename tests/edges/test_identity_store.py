@@ -99,9 +99,15 @@ async def actions(store: IdentityStore) -> list[str]:
     return [row.action for row in reversed(await store.read_audit(AuditQuery()))]
 
 
-async def person(store: IdentityStore, *, tenant: TenantName | None = TEAM, roles: tuple[Role, ...] = (Role.TENANT_USER,)) -> NewToken:
+async def person(
+    store: IdentityStore,
+    *,
+    tenant: TenantName | None = TEAM,
+    site: SiteName | None = None,
+    roles: tuple[Role, ...] = (Role.TENANT_USER,),
+) -> NewToken:
     token = new_token(API)
-    request = CreateToken(name="ann", roles=list(roles), tenant=tenant)
+    request = CreateToken(name="ann", roles=list(roles), tenant=tenant, site=site)
     await store.add_token(people.grant(request, id=token.id, principal=PrincipalId("prn-1"), now=T0), token.digest, actor="ops")
     return token
 
@@ -128,6 +134,19 @@ async def test_a_token_for_an_unknown_tenant_is_refused(store: IdentityStore) ->
     with pytest.raises(NotFound):
         await person(store)
     assert await store.tokens(ALL) == []
+
+
+async def test_a_token_for_a_site_that_nobody_invited_is_refused(store: IdentityStore) -> None:
+    """A name misspelt would be a token that reaches nothing, or a site of that name that joins later."""
+    await team(store)
+    with pytest.raises(NotFound) as refused:
+        await person(store, tenant=None, site=SITE, roles=(Role.SITE_OWNER,))
+    assert refused.value.code == "identity.site_unknown" and await store.tokens(ALL) == []
+    await invited(store)
+    before = await person(store, tenant=None, site=SITE, roles=(Role.SITE_OWNER,))
+    await joined(store)
+    after = await person(store, tenant=None, site=SITE, roles=(Role.SITE_OWNER,))
+    assert [t.id for t in await store.tokens(ALL)] == [before.id, after.id]
 
 
 async def test_tokens_are_listed_by_whose_they_are(store: IdentityStore) -> None:

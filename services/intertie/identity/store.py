@@ -136,12 +136,16 @@ class IdentityStore(ABC):
             return [row.record for row in await rows.tenants() if seen.covers(tenant=row.record.tenant)]
 
     async def add_token(self, record: TokenRecord, digest: str, *, actor: str) -> None:
-        """Keep a new token's record; its tenant and its site must be known."""
+        """Keep a new token's record; its tenant must be known, its site at least invited."""
         async with self.rows() as rows:
             if record.tenant is not None:
                 known = await rows.tenant(record.tenant)
                 if known is None or not known.record.active:
-                    raise NotFound("identity.tenant_unknown", f"there is no tenant {record.tenant}")
+                    raise NotFound("identity.tenant_unknown", f"there is no tenant {record.tenant}", next_step="intertie tenant create")
+            if record.site is not None and await rows.site(record.site) is None and not await rows.open_invitations(record.site):
+                raise NotFound(
+                    "identity.site_unknown", f"there is no site {record.site}, nor is one invited", next_step="intertie site invite"
+                )
             await rows.save_token(TokenRow(record, digest))
             await rows.tx.audit(
                 actor=actor,
