@@ -378,6 +378,26 @@ def test_one_currency_for_all_that_one_tenant_might_come_under() -> None:
         next_revision(msgspec.structs.replace(ASK, consumer="lab", currency="USD"), [spec()], SpecId("spec-9"), "ann", T0)
 
 
+@pytest.mark.parametrize(
+    ("held", "asked", "refused"),
+    [
+        ("*", "lab", True),
+        ("lab", "*", True),
+        ("lab", "plant", False),
+    ],
+    ids=["its own beside everyone's", "everyone's beside its own", "two tenants that share none"],
+)
+def test_one_time_zone_for_all_that_one_tenant_might_come_under(held: str, asked: str, refused: bool) -> None:
+    """A tenant that gets its own agreement keeps its months: hours on the border would stand on two statements, or on none."""
+    ask = msgspec.structs.replace(ASK, consumer=asked, time_zone="Europe/Berlin")
+    try:
+        next_revision(ask, [spec(consumer=held)], SpecId("spec-9"), "ann", T0)
+    except Conflict as conflict:
+        assert (conflict.code, refused) == ("metering.time_zone", True)
+    else:
+        assert not refused
+
+
 # --- periods -----------------------------------------------------------------------------------------------------------------------------
 
 

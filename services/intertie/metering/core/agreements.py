@@ -71,8 +71,8 @@ def next_revision(ask: AgreeSpec, specs: Sequence[MeterSpec], new_id: SpecId, ag
         raise Conflict("metering.currency", f"{ask.provider} settles in {other.currency} ({other.spec}), not in {ask.currency}")
     last = max(same, key=lambda spec: spec.revision, default=None)
     # Another zone would move the borders of periods that are already on statements: hours would be charged twice, or never.
-    if last and last.time_zone != ask.time_zone:
-        raise Conflict("metering.time_zone", f"{last.spec} settles by {last.time_zone}, not by {ask.time_zone}")
+    if other := next((s for s in specs if _may_replace(ask, s) and s.time_zone != ask.time_zone), None):
+        raise Conflict("metering.time_zone", f"{other.spec} settles by {other.time_zone}, not by {ask.time_zone}")
     return MeterSpec(
         spec=last.spec if last else new_id,
         revision=last.revision + 1 if last else 1,
@@ -89,6 +89,11 @@ def next_revision(ask: AgreeSpec, specs: Sequence[MeterSpec], new_id: SpecId, ag
         effective_from=ask.effective_from or now,
         agreed_by=[agreed_by],
     )
+
+
+def _may_replace(ask: AgreeSpec, other: MeterSpec) -> bool:
+    """Whether some tenant may come from one under the other: they are of the same two parties, or one of them is everyone's."""
+    return ask.provider == other.provider and (ask.consumer == other.consumer or EVERY_TENANT in (ask.consumer, other.consumer))
 
 
 def _check_parties(ask: AgreeSpec) -> None:
