@@ -19,6 +19,9 @@ from intertie.planner import DeviceView
 LIVE_S = 5.0
 # Nodes of one site; a site that says more is not believed further, so that no site can fill the hub's memory.
 NODES_PER_SITE = 4_096
+# Devices and slots of one node; no host has more, and all nodes of a site together stay within what a process can look through.
+DEVICES_PER_NODE = 4_096
+DEVICES_PER_SITE = 200_000
 
 # A device that says free and is refused as busy: the site's own words contradict each other, and asking more often mends nothing.
 LONGEST_REST_S = 60.0
@@ -42,6 +45,9 @@ class Sight:
     live_s: float = LIVE_S
     _nodes: dict[tuple[SiteName, str], tuple[int, datetime]] = field(default_factory=dict)
     _seen: dict[Key, _Seen] = field(default_factory=dict)
+    _of_node: dict[tuple[SiteName, str], tuple[Key, ...]] = field(default_factory=dict)
+    """Keys of `_seen` by the node that last said them: a sample costs its own node's devices, not everybody's."""
+    _count: dict[SiteName, int] = field(default_factory=dict)
     _freed: dict[Key, float] = field(default_factory=dict)
     _taken: dict[Key, tuple[float, int]] = field(default_factory=dict)
     """When the site last refused it as busy, and how often in a row."""
@@ -53,12 +59,18 @@ class Sight:
             return False
         if held is None and sum(1 for known, _ in self._nodes if known == site) >= NODES_PER_SITE:
             return False
+        known = self._of_node.get((site, sample.node), ())
+        count = self._count.get(site, 0) - len(known) + len(sample.devices)
+        if len(sample.devices) > DEVICES_PER_NODE or count > DEVICES_PER_SITE:
+            return False
         self._nodes[(site, sample.node)] = (sample.sequence, sample.sampled)
-        before = {key: seen for key, seen in self._seen.items() if key[0] == site and seen.node == sample.node}
+        before = {key: seen for key in known if (seen := self._seen.get(key)) is not None and seen.node == sample.node}
         after = {(site, d.pool, d.id): _Seen(d, sample.node, sample.sampled, received_s) for d in sample.devices}
         for key in before.keys() - after.keys():
             del self._seen[key]
         self._seen.update(after)
+        self._of_node[(site, sample.node)] = tuple(after)
+        self._count[site] = self._count.get(site, 0) - len(known) + len(after)
         return {k: s.sample.state for k, s in before.items()} != {k: s.sample.state for k, s in after.items()}
 
     def freed(self, keys: Iterable[Key], at_s: float) -> None:
@@ -112,6 +124,8 @@ class Sight:
         for key, seen in gone.items():
             del self._seen[key]
             self._nodes.pop((key[0], seen.node), None)
+            forgotten = self._of_node.pop((key[0], seen.node), ())
+            self._count[key[0]] = self._count.get(key[0], 0) - len(forgotten)
         old_s = now_s - 60 * self.live_s
         self._freed = {key: at_s for key, at_s in self._freed.items() if at_s > old_s}
         self._taken = {key: taken for key, taken in self._taken.items() if taken[0] > old_s}
