@@ -11,9 +11,11 @@ from pathlib import Path
 
 import pytest
 from aiohttp import web
+from click.testing import CliRunner
 from tests.fakes.agents import pool
 
 from intertie.agent import join as room
+from intertie.agent.__main__ import cli as agent_cli
 from intertie.agent.config import Folder
 from intertie.agent.transfer import GatewayTransfer
 from intertie.clock import SystemClock
@@ -169,3 +171,18 @@ async def test_a_gateway_that_is_not_there_is_tried_again_later(short_folder: Pa
     transfer = GatewayTransfer(f"http://127.0.0.1:{free_port()}", SITE, Key.new("U"), SystemClock())
     with pytest.raises(Unavailable, match=r"agent\.gateway_away"):
         await transfer.fetch(WorkRef(digest=digest(b""), size=0), short_folder / "in")
+
+
+@pytest.mark.parametrize("by", ["stdin", "environment"])
+def test_the_join_token_is_no_argument_that_every_process_list_shows(short_folder: Path, by: str) -> None:
+    """Port 9 is where nothing listens: the token was read, and the hub is away."""
+    asked = ["join", "--detect", "--interconnect", "none", "--hub", "http://127.0.0.1:9", "--data", str(short_folder / "site")]
+    given = (
+        {"args": [*asked, "--token-file", "-"], "input": "once"}
+        if by == "stdin"
+        else {"args": asked, "env": {"INTERTIE_JOIN_TOKEN": "once"}}
+    )
+    done = CliRunner().invoke(agent_cli, **given)
+    assert (done.exit_code, "agent.hub_away" in done.output) == (5, True)
+    assert CliRunner().invoke(agent_cli, [*asked, "--token", "once"]).exit_code == 2
+    assert CliRunner().invoke(agent_cli, asked, env={"INTERTIE_JOIN_TOKEN": ""}).exit_code == 2

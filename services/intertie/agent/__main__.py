@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Coroutine, Mapping
 from pathlib import Path
+from typing import TextIO
 
 import click
 
@@ -51,13 +52,21 @@ def run(data: Path) -> None:
 @cli.command()
 @DATA
 @click.option("--hub", required=True, metavar="URL", help="Address of the hub's gateway.")
-@click.option("--token", required=True, envvar="INTERTIE_JOIN_TOKEN", help="One-time token of the invitation (or INTERTIE_JOIN_TOKEN).")
+@click.option(
+    "--token-file",
+    type=click.File("r"),
+    help="The one-time token of the invitation; `-` reads it from standard input. Without it INTERTIE_JOIN_TOKEN is read.",
+)
 @click.option("--profile", type=click.Path(path_type=Path, exists=True, dir_okay=False), help="Declared pools, TOML or JSON.")
 @click.option("--detect", "look", is_flag=True, help="Declare what can be seen here: GPUs and CPU slots.")
 @click.option("--interconnect", default="", help="With --detect and GPUs: nvlink, pcie, infiniband or none.")
 @click.option("--slots", type=click.IntRange(min=1), help="With --detect: CPU slots to declare (default: CPUs).")
-def join(data: Path, hub: str, token: str, profile: Path | None, look: bool, interconnect: str, slots: int | None) -> None:
+def join(data: Path, hub: str, token_file: TextIO | None, profile: Path | None, look: bool, interconnect: str, slots: int | None) -> None:
     """Join a hub with a one-time token. Keys are made here and never leave."""
+    # Never an argument: every account of this machine may read those.
+    token = (token_file.read() if token_file is not None else os.environ.get("INTERTIE_JOIN_TOKEN", "")).strip()
+    if not token:
+        raise click.UsageError("no token: name its file with --token-file, or set INTERTIE_JOIN_TOKEN")
     if (profile is None) == (not look):
         raise click.UsageError("say what the site has: --profile FILE, or --detect")
     try:

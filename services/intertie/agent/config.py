@@ -16,6 +16,7 @@ import os
 import socket
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from importlib.metadata import version as package_version
 from pathlib import Path
 
 import msgspec
@@ -27,7 +28,7 @@ from intertie.contracts.site import Device, DeviceKind, PoolProfile
 from intertie.errors import Refused
 from intertie.ids import DeviceId
 
-VERSION = "0.1.0"
+VERSION = package_version("intertie")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +89,7 @@ class Folder:
             raise Refused(
                 "agent.not_joined",
                 f"{self.root} has no site.json: this machine has not joined a hub",
-                next_step="intertie-agent join --hub URL --token TOKEN --data DIR",
+                next_step="intertie-agent join --hub URL --token-file FILE --data DIR",
             ) from err
 
     def profiles(self) -> list[PoolProfile]:
