@@ -163,8 +163,8 @@ def claimed() -> Attempt:
 
 
 GOES = [
-    ("in time", claimed(), Proceed(1_060.0)),
-    ("to the last moment", msgspec.structs.replace(claimed(), offer_sent_boot_s=970.0), Proceed(1_060.0)),
+    ("in time", claimed(), Proceed()),
+    ("to the last moment", msgspec.structs.replace(claimed(), offer_sent_boot_s=970.0), Proceed()),
     ("a moment too late", msgspec.structs.replace(claimed(), offer_sent_boot_s=969.99), "go_too_late"),
     ("after a reboot", msgspec.structs.replace(claimed(), kernel_boot="boot-0"), "rebooted"),
     ("again", attempt(state=State.STAGING), Ignore()),

@@ -89,13 +89,6 @@ class Empty(Contract, frozen=True, kw_only=True):
     """Nothing to say, on purpose."""
 
 
-class Page(Contract, frozen=True, kw_only=True):
-    """Which part of a list: at most `limit` rows after the row named by `after`."""
-
-    limit: Annotated[int, msgspec.Meta(ge=1, le=1_000)] = 100
-    after: str = ""
-
-
 class Head(Contract, frozen=True, kw_only=True):
     """The last number that a service gave out for a noun; said each beat on core NATS so that a consumer behind can see it."""
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from enum import StrEnum
 
 from intertie.contracts.job import JobState as S
-from intertie.contracts.site import Freshness, Phase
+from intertie.contracts.site import Freshness
 
 
 class JobEvent(StrEnum):
@@ -122,21 +122,3 @@ FRESHNESS_MOVES: Mapping[tuple[Freshness, Freshness], str] = {
     (Freshness.STALE, Freshness.UNKNOWN): "no sync within the silence limit",
     (Freshness.UNKNOWN, Freshness.FRESH): "a sync came",
 }
-
-PHASE_MOVES: frozenset[tuple[Phase, Phase]] = frozenset(
-    {
-        (Phase.CANDIDATE, Phase.PILOT),
-        (Phase.CANDIDATE, Phase.CLOSED),
-        (Phase.PILOT, Phase.PARALLEL),
-        (Phase.PILOT, Phase.CANDIDATE),
-        (Phase.PARALLEL, Phase.PRODUCTION),
-        (Phase.PARALLEL, Phase.PILOT),
-        (Phase.PRODUCTION, Phase.PARALLEL),
-        (Phase.PILOT, Phase.SUSPENDED),
-        (Phase.PARALLEL, Phase.SUSPENDED),
-        (Phase.PRODUCTION, Phase.SUSPENDED),
-        # Never suspended → production: what was stopped proves itself again.
-        (Phase.SUSPENDED, Phase.PILOT),
-        (Phase.SUSPENDED, Phase.CLOSED),
-    }
-)

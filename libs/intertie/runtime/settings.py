@@ -28,7 +28,6 @@ class HubSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Public keys of all services, JSON."""
     data_dir: Path
     ready_file: Path | None = None
-    log_level: str = "INFO"
     beat_s: Annotated[float, msgspec.Meta(gt=0)] = 1.0
     """Factor on every beat; tests make it small."""
 

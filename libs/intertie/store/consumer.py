@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn, Protocol, TypeVar
+from typing import Any, NoReturn, Protocol
 
 from intertie.bus.port import Bus, ConsumerSpec, Message, StreamSpec, Subscription
 from intertie.clock import Clock, SystemClock
@@ -33,8 +33,6 @@ DEAD = metrics.Counter("intertie_consumer_dead_letters_total", "Events given up"
 # A consumer that stays behind (a long backlog) asks for a snapshot at these beats after the one before, not at each.
 PATIENCE_BEATS = (2, 4, 8, 16, 32)
 
-E = TypeVar("E", bound=Event)
-EventHandler = Callable[[E, EventMeta], Awaitable[None]]
 Snapshot = Callable[[], Awaitable[Iterable[Head] | None]]
 """Asks keepers for all they have and applies it by version. May return the heads that it contains; None: those said before it was asked."""
 

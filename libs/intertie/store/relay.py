@@ -63,7 +63,7 @@ class Relay:
         self.refills = 0
 
     def replay(self) -> None:
-        """Publish the whole retention again, as after a wipe: `intertie events replay`."""
+        """Publish the whole retention again, as after a wipe."""
         self._replay = True
         self._look_now()
 

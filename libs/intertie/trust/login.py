@@ -64,11 +64,6 @@ class SiteLogin:
         # Lives in this process only: what was minted for it dies with it.
         self._user = Key.new("U")
 
-    @property
-    def renew_after_s(self) -> float:
-        """When to reconnect so that the credential never expires under a live connection."""
-        return self._seconds * 2 / 3
-
     def jwt(self) -> bytes:
         return mint_site_user(self._signing_key, self._account, self._user.public, self._clock.now(), self._seconds).encode("ascii")
 

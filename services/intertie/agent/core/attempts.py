@@ -49,9 +49,7 @@ def move(attempt: Attempt, event: Event) -> State:
 
 @dataclass(frozen=True, slots=True)
 class Proceed:
-    """Stage and start; the run must begin before `until_boot_s` of this boot."""
-
-    until_boot_s: float
+    """Stage and start; `still_in_time` judges again just before the start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +72,7 @@ def on_go(attempt: Attempt, now: Moment) -> Proceed | GiveUp | Ignore:
     if waited_s > attempt.start_within_s:
         text = f"the go came {waited_s:.1f} s after the sync that brought the offer, {attempt.start_within_s} s are allowed"
         return GiveUp(Failing(code="go_too_late", text=text))
-    return Proceed(now.boot_s + attempt.start_by_s)
+    return Proceed()
 
 
 def before_reboot(attempt: Attempt, now: Moment) -> Failing | None:
