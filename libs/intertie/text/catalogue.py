@@ -167,6 +167,8 @@ TEXTS: Mapping[str, tuple[str, str]] = {
         "在站点机器上运行:intertie site join --hub {url} --token-file -(令牌如下,只显示一次,有效期至 {until})",
     ),
     "cli.cordoned": ("{site}: no new work; what runs goes on", "{site}:不再接收新任务,运行中的任务继续"),
+    "cli.drain_left": ("{count} still running", "仍有 {count} 个在运行"),
+    "cli.drain_unknown": ("{site} is not heard: what runs there is not known", "{site} 无法联系:运行情况不明"),
     "cli.uncordoned": ("{site}: takes work again", "{site}:恢复接收任务"),
     "cli.no_tenants": ("no tenant yet: intertie tenant create NAME", "还没有租户:intertie tenant create NAME"),
     "cli.no_quotas": ("no quota is set: what is free may be used", "未设配额:空闲资源均可使用"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TextIO
 
@@ -12,7 +13,7 @@ from intertie.cli.out import ago, json_option, line, local, note, print_json, ta
 from intertie.cli.session import connect
 from intertie.contracts.http import CordonBody
 from intertie.contracts.identity import Invited, InviteSite
-from intertie.contracts.site import PoolRecord, SiteKind, SitesReply, TaskType
+from intertie.contracts.site import Freshness, PoolRecord, SiteKind, SitesReply, TaskType
 from intertie.errors import NotFound
 from intertie.ids import PoolName, SiteName, TenantName
 from intertie.text import language, say
@@ -165,9 +166,15 @@ def drain(name: str, pool: str | None, reason: str, wait: bool) -> None:
     _cordon(name, pool, on=True, drain=True, reason=reason)
     while wait:
         reply = connect(send_waiting=False).get("/v1/sites", SitesReply, {"site": name})
-        left = sum(p.inventory.running for p in reply.pools if p.inventory is not None and pool in (None, p.pool))
+        left = still_running([p for p in reply.pools if pool in (None, p.pool)])
         if left == 0:
             return
         if sys.stderr.isatty():
-            note(f"{left} running")
+            note(say("cli.drain_unknown", language(), site=name) if left is None else say("cli.drain_left", language(), count=left))
         time.sleep(2)
+
+
+def still_running(pools: Sequence[PoolRecord]) -> int | None:
+    """Attempts that the site says run in these pools; None while it is not heard or has not said: that is no proof of nothing."""
+    told = [p.inventory for p in pools if p.inventory is not None and p.freshness is Freshness.FRESH]
+    return sum(inventory.running for inventory in told) if len(told) == len(pools) else None
