@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -328,6 +329,29 @@ async def test_an_object_over_the_limit_is_refused_and_leaves_nothing(world: Wor
     async with world.session.put(f"/v1/objects/{digest}", data=data, headers=world.user()) as response:
         assert (response.status, (await response.json(content_type="application/problem+json"))["code"]) == (413, "object.too_large")
     assert not large_files(tmp_path)
+
+
+async def test_a_pack_that_is_named_again_stays_as_long_as_a_new_one(tmp_path: Path) -> None:
+    """A folder that is submitted daily has one digest: swept by the age of its first upload it would be gone under the jobs that wait for it."""
+    now = datetime.now(UTC)
+    objects = ObjectStore(tmp_path / "objects", limit_bytes=1_000, keep=timedelta(days=35))
+
+    async def put(at: datetime) -> None:
+        if await objects.lasting(RESULT_DIGEST, at) is None:
+            await objects.put(RESULT_DIGEST, chunks(RESULT))
+
+    await put(now)
+    (file,) = [p for p in (tmp_path / "objects").rglob("*") if p.is_file()]
+    os.utime(file, (0, (now - timedelta(days=34)).timestamp()))
+    await put(now)
+    assert await objects.sweep(now + timedelta(days=2)) == []
+    assert await objects.lasting(RESULT_DIGEST, now + timedelta(days=2)) == len(RESULT)
+    assert await objects.sweep(now + timedelta(days=36)) == [RESULT_DIGEST]
+    assert await objects.size(RESULT_DIGEST) is None
+
+
+async def chunks(data: bytes) -> AsyncIterator[bytes]:
+    yield data
 
 
 def large_files(folder: Path) -> list[Path]:

@@ -54,7 +54,7 @@ def application(bus: Bus, settings: GatewaySettings, objects: ObjectStore, clock
     app = web.Application(middlewares=[errors_and_trace], client_max_size=BODY_BYTES)
     door = Door(bus, clock)
     Api(bus, door, objects).add_to(app)
-    Files(bus, door, objects).add_to(app)
+    Files(bus, door, objects, clock).add_to(app)
     Pages(
         bus,
         door,
@@ -105,12 +105,14 @@ async def run(environ: Mapping[str, str]) -> int:
         f"the bus at {', '.join(settings.bus_url)}",
         lambda: NatsBus.connect(settings.bus_url, name="gateway", credentials=settings.bus_creds),
     )
-    objects = ObjectStore(settings.data_dir / "objects", limit_bytes=settings.object_limit_mib * 1024 * 1024)
+    objects = ObjectStore(
+        settings.data_dir / "objects", limit_bytes=settings.object_limit_mib * 1024 * 1024, keep=timedelta(days=settings.object_days)
+    )
     sweeper = Beat("objects", 3_600, scale=settings.beat_s)
     try:
         return await serve(
             http=listen(application(bus, settings, objects, clock, key), settings),
-            sweep=sweeper.run(lambda: objects.sweep(clock.now(), keep=timedelta(days=settings.object_days))),
+            sweep=sweeper.run(lambda: objects.sweep(clock.now())),
         )
     finally:
         await bus.close()

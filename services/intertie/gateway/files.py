@@ -8,6 +8,7 @@ from aiohttp import web
 
 from intertie.bus import rpc
 from intertie.bus.port import Bus
+from intertie.clock import Clock
 from intertie.contracts import endpoints as e
 from intertie.contracts.http import Stored
 from intertie.contracts.job import JobQuery, ResultRef
@@ -21,10 +22,11 @@ from intertie.trust import rights
 class Files:
     """Handlers of `/v1/objects/{digest}` and `/v1/jobs/{job}/result`."""
 
-    def __init__(self, bus: Bus, door: Door, objects: ObjectStore) -> None:
+    def __init__(self, bus: Bus, door: Door, objects: ObjectStore, clock: Clock) -> None:
         self._bus = bus
         self._door = door
         self._objects = objects
+        self._clock = clock
 
     def add_to(self, app: web.Application) -> None:
         app.router.add_put("/v1/objects/{digest}", self.put)
@@ -37,7 +39,7 @@ class Files:
         site = who.claims.site
         rights.require(who.claims, "result.upload" if site else "work.upload", tenant=who.claims.tenant, site=site)
         digest = request.match_info["digest"]
-        if (size := await self._objects.size(digest)) is not None:
+        if (size := await self._objects.lasting(digest, self._clock.now())) is not None:
             await request.release()
             return json_response(Stored(digest=Digest(digest), size=size, repeated=True))
         size = await self._objects.put(digest, _chunks(request))

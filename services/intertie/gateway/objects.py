@@ -11,6 +11,7 @@ import re
 from collections.abc import AsyncIterator
 from datetime import datetime, timedelta
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import obstore
 from obstore.exceptions import NotFoundError
@@ -19,17 +20,25 @@ from obstore.store import LocalStore
 from intertie.errors import NotFound, Refused, Unavailable
 from intertie.ids import Digest, mint
 
+if TYPE_CHECKING:
+    from obstore import ObjectMeta
+
 DIGEST = re.compile(r"sha256:[0-9a-f]{64}\Z")
 CHUNK_BYTES = 1 << 20
 
 
-class ObjectStore:
-    """Bytes by digest. `limit_bytes` bounds one object."""
+# Longer than any site is expected to be away with work that names an object.
+KEEP = timedelta(days=35)
 
-    def __init__(self, folder: Path, *, limit_bytes: int) -> None:
+
+class ObjectStore:
+    """Bytes by digest. `limit_bytes` bounds one object; `keep` is how long one stays after it was last brought."""
+
+    def __init__(self, folder: Path, *, limit_bytes: int, keep: timedelta = KEEP) -> None:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._store = LocalStore(folder, mkdir=True)
         self._limit = limit_bytes
+        self._keep = keep
 
     @staticmethod
     def key(digest: str) -> str:
@@ -41,13 +50,23 @@ class ObjectStore:
 
     async def size(self, digest: str) -> int | None:
         """Bytes of a stored object; None if it is not here."""
+        found = await self._head(digest)
+        return found["size"] if found else None
+
+    async def lasting(self, digest: str, now: datetime) -> int | None:
+        """Bytes of an object that will stay for half of `keep` at least; None if it is not here, or had better be brought again: what is
+        submitted daily has one digest, and its jobs wait."""
+        found = await self._head(digest)
+        return found["size"] if found and now - found["last_modified"] <= self._keep / 2 else None
+
+    async def _head(self, digest: str) -> ObjectMeta | None:
         try:
-            return int((await obstore.head_async(self._store, self.key(digest)))["size"])
+            return await obstore.head_async(self._store, self.key(digest))
         except (NotFoundError, FileNotFoundError):
             return None
 
     async def put(self, digest: str, chunks: AsyncIterator[bytes]) -> int:
-        """Store the bytes if they have that digest; the size. A repeat stores nothing new.
+        """Store the bytes if they have that digest; the size. A repeat makes them stay longer.
 
         `Refused('object.mismatch')`, `Refused('object.too_large')`, `Unavailable('object.disk')`.
         """
@@ -108,14 +127,14 @@ class ObjectStore:
 
         return int(result.meta["size"]), chunks()
 
-    async def sweep(self, now: datetime, *, keep: timedelta) -> list[Digest]:
+    async def sweep(self, now: datetime) -> list[Digest]:
         """Remove objects older than `keep`, and uploads that never ended; the digests removed."""
         gone: list[Digest] = []
         async for batch in obstore.list(self._store):
             for entry in batch:
                 age = now - entry["last_modified"]
                 stale_upload = entry["path"].startswith("incoming/") and age > timedelta(days=1)
-                if age > keep or stale_upload:
+                if age > self._keep or stale_upload:
                     await obstore.delete_async(self._store, entry["path"])
                     gone.append(Digest(f"sha256:{entry['path'].rpartition('/')[2]}"))
         return gone
