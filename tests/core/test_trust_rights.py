@@ -20,6 +20,7 @@ EXPECTED = """
 site.read          a  a  a  s  a  a  .
 site.register      .  .  .  .  .  a  .
 site.invite        a  .  .  .  .  .  .
+site.revoke        a  .  .  .  .  .  .
 site.cordon        a  .  .  s  .  .  .
 audit.read         a  .  .  .  a  .  .
 job.submit         .  t  t  .  .  .  .

@@ -39,6 +39,7 @@ from intertie.contracts.usage import AttemptBook, BooksReply, Charge, Formula, S
 from intertie.errors import NotFound, Refused, Unauthenticated, Unavailable
 from intertie.gateway.__main__ import GatewaySettings, application
 from intertie.gateway.objects import ObjectStore
+from intertie.gateway.routes import ROUTES
 from intertie.ids import AttemptId, DeviceId, Digest, JobId, PoolName, PrincipalId, SiteName, SpecId, StatementId, TenantName
 from intertie.trust.keys import Key
 
@@ -301,6 +302,15 @@ async def test_claims_are_asked_for_once_while_they_hold(world: World) -> None:
         async with world.session.get("/v1/whoami", headers=world.user()) as response:
             assert (await response.json())["tenant"] == "acme"
     assert world.services.asked_identity == 1
+
+
+def test_every_endpoint_is_served_over_http_or_is_the_services_own() -> None:
+    """A command that no path reaches cannot be given; a new one is put into the table or, on purpose, in here."""
+    elsewhere = {e.AUTHENTICATE, e.AUTHENTICATE_SITE, e.STATEMENT, e.BOOKS}
+    between_services = {e.REGISTER_SITE, e.ATTEMPTS, e.METERING_SNAPSHOT, e.IDENTITY_SNAPSHOT}
+    routed = {route.endpoint for route in ROUTES}
+    assert set(e.ENDPOINTS) - routed == elsewhere | between_services
+    assert not [route.path for route in ROUTES if route.endpoint.action is None and not route.anonymous]
 
 
 async def test_our_own_mistake_tells_nothing_but_a_trace_id(world: World) -> None:

@@ -27,6 +27,7 @@ from intertie.contracts.identity import (
     CreateTenant,
     CreateToken,
     InviteSite,
+    RevokeSite,
     RevokeToken,
     Role,
 )
@@ -110,6 +111,12 @@ async def test_three_processes_let_an_operator_and_a_site_in_and_stop_when_asked
             sites = await rpc.call(bus, endpoints.SITES, SitesQuery(), claims=operator)
             assert [(s.site, s.freshness) for s in sites.sites] == [("site-a", Freshness.UNKNOWN)]
             assert (await rpc.call(bus, endpoints.INCIDENTS, IncidentsQuery(), claims=operator)).incidents == []
+            with pytest.raises(NotFound):
+                await rpc.call(bus, endpoints.REVOKE_SITE, RevokeSite(site=SiteName("site-z"), reason="stolen"), claims=operator)
+            stolen = RevokeSite(site=SiteName("site-a"), reason="its key was stolen")
+            assert (await rpc.call(bus, endpoints.REVOKE_SITE, stolen, claims=operator)).revoked
+            audited = (await rpc.call(bus, endpoints.IDENTITY_AUDIT, AuditQuery(), claims=operator)).rows
+            assert [(row.target, row.reason) for row in audited if row.action == "site.revoke"] == [("site-a", "its key was stolen")]
         finally:
             await bus.close()
         for process in processes.values():

@@ -24,7 +24,7 @@ R = TypeVar("R", bound=Contract)
 
 @dataclass(frozen=True, slots=True)
 class Endpoint(Generic[Q, R]):
-    """One request/reply. `kind` is `qry` (changes nothing) or `cmd` (leaves an audit row)."""
+    """One request/reply. `kind` is `qry` (changes nothing) or `cmd` (leaves an audit row of what it changed, or of whom it turned away)."""
 
     kind: str
     service: str
@@ -71,6 +71,7 @@ AUTHENTICATE = Endpoint("cmd", "identity", "authenticate", i.Authenticate, i.Aut
 AUTHENTICATE_SITE = Endpoint("cmd", "identity", "authenticate_site", i.AuthenticateSite, i.Authenticated, None)
 JOIN = Endpoint("cmd", "identity", "join", i.JoinSite, i.Joined, None)
 INVITE_SITE = Endpoint("cmd", "identity", "invite_site", i.InviteSite, i.Invited, "site.invite")
+REVOKE_SITE = Endpoint("cmd", "identity", "revoke_site", i.RevokeSite, i.SiteKeyRecord, "site.revoke")
 CREATE_TENANT = Endpoint("cmd", "identity", "create_tenant", i.CreateTenant, i.TenantRecord, "tenant.create")
 TENANTS = Endpoint("qry", "identity", "tenants", Empty, i.TenantsReply, "tenant.read")
 CREATE_TOKEN = Endpoint("cmd", "identity", "create_token", i.CreateToken, i.TokenCreated, "token.create")

@@ -61,7 +61,7 @@ class ReasonBody(Contract, frozen=True, kw_only=True):
 
 
 class CloseBody(Contract, frozen=True, kw_only=True):
-    """`POST /v1/incidents/{incident}/close`: why is mandatory."""
+    """`POST /v1/incidents/{incident}/close`, `POST /v1/sites/{site}/revoke`: why is mandatory."""
 
     reason: Annotated[str, msgspec.Meta(min_length=3, max_length=1_000)]
 

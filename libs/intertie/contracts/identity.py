@@ -141,6 +141,13 @@ class Invited(Contract, frozen=True, kw_only=True):
     expires_at: Instant
 
 
+class RevokeSite(Contract, frozen=True, kw_only=True):
+    """`cmd.identity.revoke_site`: the site's keys count no more, its connections drop now. What runs there goes on; a new invitation lets it back."""
+
+    site: SiteName
+    reason: Annotated[str, msgspec.Meta(min_length=3, max_length=1_000)]
+
+
 class JoinSite(Contract, frozen=True, kw_only=True):
     """`POST /v1/join` and `cmd.identity.join`. Only public halves travel. Repeating it with the same keys repeats the answer."""
 

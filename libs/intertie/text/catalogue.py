@@ -170,6 +170,10 @@ TEXTS: Mapping[str, tuple[str, str]] = {
     "cli.drain_left": ("{count} still running", "仍有 {count} 个在运行"),
     "cli.drain_unknown": ("{site} is not heard: what runs there is not known", "{site} 无法联系:运行情况不明"),
     "cli.uncordoned": ("{site}: takes work again", "{site}:恢复接收任务"),
+    "cli.revoked_site": (
+        "{site} is revoked; to let it back: intertie site invite",
+        "{site} 的密钥已撤销;如需重新接入:intertie site invite",
+    ),
     "cli.no_tenants": ("no tenant yet: intertie tenant create NAME", "还没有租户:intertie tenant create NAME"),
     "cli.no_quotas": ("no quota is set: what is free may be used", "未设配额:空闲资源均可使用"),
     "cli.no_tokens": (

@@ -32,6 +32,7 @@ TABLE: Mapping[str, Mapping[Role, Relation]] = {
     "site.read": {_OPERATOR: _ANY, _AUDITOR: _ANY, _SERVICE: _ANY, _ADMIN: _ANY, _USER: _ANY, _OWNER: _AT_SITE},
     "site.register": {_SERVICE: _ANY},
     "site.invite": {_OPERATOR: _ANY},
+    "site.revoke": {_OPERATOR: _ANY},
     "site.cordon": {_OPERATOR: _ANY, _OWNER: _AT_SITE},
     "audit.read": {_OPERATOR: _ANY, _AUDITOR: _ANY},
     # Work. A site's people may end what runs on their machines; they never submit in a tenant's name, and neither does the operator.

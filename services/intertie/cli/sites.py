@@ -1,4 +1,4 @@
-"""Sites: invite, join, list, show, cordon, drain."""
+"""Sites: invite, join, list, show, cordon, drain, revoke."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import click
 
 from intertie.cli.out import ago, json_option, line, local, note, print_json, table
 from intertie.cli.session import connect
-from intertie.contracts.http import CordonBody
-from intertie.contracts.identity import Invited, InviteSite
+from intertie.contracts.http import CloseBody, CordonBody
+from intertie.contracts.identity import Invited, InviteSite, SiteKeyRecord
 from intertie.contracts.site import Freshness, PoolRecord, SiteKind, SitesReply, TaskType
 from intertie.errors import NotFound
 from intertie.ids import PoolName, SiteName, TenantName
@@ -172,6 +172,19 @@ def drain(name: str, pool: str | None, reason: str, wait: bool) -> None:
         if sys.stderr.isatty():
             note(say("cli.drain_unknown", language(), site=name) if left is None else say("cli.drain_left", language(), count=left))
         time.sleep(2)
+
+
+@site.command()
+@click.argument("name")
+@click.option("--reason", required=True, help="Why; it stands in the audit.")
+@json_option
+def revoke(name: str, reason: str, as_json: bool) -> None:
+    """Take NAME's keys away: a stolen key, a site that leaves. It is dropped at once and placed no work; what runs there goes on."""
+    record = connect().post(f"/v1/sites/{name}/revoke", SiteKeyRecord, CloseBody(reason=reason))
+    if as_json:
+        print_json(record)
+        return
+    note(say("cli.revoked_site", language(), site=record.site))
 
 
 def still_running(pools: Sequence[PoolRecord]) -> int | None:

@@ -21,9 +21,10 @@ from intertie.contracts.identity import (
     InviteSite,
     JoinSite,
     MapAccount,
+    RevokeSite,
     RevokeToken,
 )
-from intertie.contracts.incident import AcknowledgeIncident, CloseIncident, IncidentsQuery, IncidentState
+from intertie.contracts.incident import AcknowledgeIncident, CloseIncident, IncidentsQuery, IncidentState, ReportIncident
 from intertie.contracts.job import CancelJob, JobQuery, JobsQuery, JobState, LogsQuery, SetQuota, SubmitJob
 from intertie.contracts.site import CordonPool, SitesQuery, TaskType
 from intertie.contracts.usage import AgreeSpec, SetAllowance, SpecsQuery, StatementQuery
@@ -182,6 +183,14 @@ ROUTES: tuple[Route, ...] = (
     Route(
         "POST", "/v1/invitations", e.INVITE_SITE, lambda p: p.parse(InviteSite), "Invite a site: a one-time token", InviteSite, status=201
     ),
+    Route(
+        "POST",
+        "/v1/sites/{site}/revoke",
+        e.REVOKE_SITE,
+        lambda p: RevokeSite(site=SiteName(p.path["site"]), reason=p.parse(CloseBody).reason),
+        "Take a site's keys away: its connections drop at once",
+        CloseBody,
+    ),
     Route("GET", "/v1/tenants", e.TENANTS, _empty, "Tenants"),
     Route("POST", "/v1/tenants", e.CREATE_TENANT, lambda p: p.parse(CreateTenant), "Create a tenant", CreateTenant, status=201),
     Route("GET", "/v1/mappings", e.MAPPINGS, _empty, "Which local account a tenant becomes at which site"),
@@ -225,6 +234,7 @@ ROUTES: tuple[Route, ...] = (
         status=201,
     ),
     Route("GET", "/v1/ledger/check", e.LEDGER_CHECK, _empty, "The ledger's own proof"),
+    Route("POST", "/v1/incidents", e.REPORT_INCIDENT, lambda p: p.parse(ReportIncident), "Report a fault", ReportIncident, status=201),
     Route("GET", "/v1/incidents", e.INCIDENTS, _incidents, "Incidents, newest first", query=("state", "site", "limit")),
     Route(
         "POST",

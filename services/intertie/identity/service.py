@@ -29,7 +29,9 @@ from intertie.contracts.identity import (
     JoinSite,
     MapAccount,
     MappingsReply,
+    RevokeSite,
     RevokeToken,
+    SiteKeyRecord,
     TenantRecord,
     TenantsReply,
     TokenCreated,
@@ -98,6 +100,7 @@ class Identity:
             endpoints.AUTHENTICATE_SITE: self.authenticate_site,
             endpoints.JOIN: self.join,
             endpoints.INVITE_SITE: self.invite_site,
+            endpoints.REVOKE_SITE: self.revoke,
             endpoints.CREATE_TENANT: self.create_tenant,
             endpoints.TENANTS: self.tenants,
             endpoints.CREATE_TOKEN: self.create_token,
@@ -211,6 +214,10 @@ class Identity:
             owner_tenant=site.owner_tenant,
             hub_ca=self._addresses.hub_ca,
         )
+
+    async def revoke(self, request: RevokeSite, caller: Caller) -> SiteKeyRecord:
+        require(caller.claims, "site.revoke", site=request.site)
+        return (await self.revoke_site(request.site, actor=caller.claims.sub, reason=request.reason)).record()
 
     async def revoke_site(self, name: SiteName, *, actor: str, reason: str) -> SiteAccount:
         """Take the site's signing key out of its account: its live connections drop, and it cannot come back with that key."""
