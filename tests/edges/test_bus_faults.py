@@ -113,14 +113,15 @@ async def test_a_request_under_way_when_the_server_dies_is_told_at_once(server: 
 
 
 async def test_an_append_without_an_answer_is_a_maybe_and_its_repeat_is_stored_once(server: NatsServer, bus: NatsBus) -> None:
-    """BR-111: the frozen server has the message and stores it when it thaws; the same id again is a duplicate, handled once."""
+    """BR-111: what a frozen server was sent it may store when it thaws, or lose with the connection; the same id again is one message."""
     got: list[bytes] = []
 
     async def handle(message: Message) -> None:
         got.append(message.body)
 
     await bus.ensure_stream(EVENTS)
-    await bus.consume(ConsumerSpec("EVENTS", "d", ["evt.>"]), handle, never)
+    # The thawed server may hand the message to the pull of the connection that was given up; it comes again after the ack wait.
+    await bus.consume(ConsumerSpec("EVENTS", "d", ["evt.>"], ack_wait_s=2.0), handle, never)
     await appended(bus, b"before", "m-0")
     await until(lambda: got == [b"before"], "the consumer at work")
     server.freeze()
@@ -130,12 +131,11 @@ async def test_an_append_without_an_answer_is_a_maybe_and_its_repeat_is_stored_o
         assert told.value.code == "bus.timeout"
     finally:
         server.thaw()
-    await until(lambda: len(got) == 2, "the message that was said to be a maybe")
     await appended(bus, b"submit", "m-1")
     await appended(bus, b"next", "m-2")
-    await until(lambda: b"next" in got, "what came after")
+    await until(lambda: {b"submit", b"next"} <= set(got), "both messages", limit_s=30)
     state = await bus.stream_state("EVENTS")
-    assert state and state.messages == 3 and got == [b"before", b"submit", b"next"]
+    assert state and state.messages == 3 and set(got) == {b"before", b"submit", b"next"}
 
 
 async def test_a_server_that_comes_back_empty_gets_stream_and_consumer_again(server: NatsServer, bus: NatsBus) -> None:

@@ -451,7 +451,7 @@ async def test_a_handler_that_hangs_is_given_up_and_the_message_comes_again(clie
 
     await bus.consume(quick("hang", ack_wait_s=0.3), handle, _nobody_dies)
     await bus.append("evt.a", b"1", message_id="1")
-    await until(lambda: len(tries) == 2, "the second try")
+    await until(lambda: len(tries) >= 2, "the second try")
 
 
 async def test_two_processes_share_a_consumer_and_each_message_is_handled_once(clients: Clients) -> None:
