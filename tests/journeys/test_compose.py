@@ -44,9 +44,7 @@ def test_a_service_has_least_rights_and_an_honest_health_check(config: dict[str,
 def test_a_service_is_told_what_an_embedded_hub_tells_it(config: dict[str, Any], service: str, short_folder: Path) -> None:
     wanted = {name for name in environment(init_hub(short_folder / "hub", SystemClock().now()), service) if name.startswith("INTERTIE_")}
     given = {name for name in config["services"][service]["environment"] if name.startswith("INTERTIE_")}
-    without_database = {"INTERTIE_DATABASE_URL", "INTERTIE_DATABASE_PASSWORD_FILE"} if service == "gateway" else set()
-    unused = {"INTERTIE_BUS_PUBLIC_URLS"} if service == "gateway" else set()
-    assert given == wanted - without_database - unused
+    assert given == wanted
 
 
 @pytest.mark.parametrize("service", SERVICES)

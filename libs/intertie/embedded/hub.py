@@ -227,35 +227,32 @@ def read_settings(data: Path) -> HubSettings:
 
 
 def environment(layout: HubLayout, service: str, extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The settings of one hub process. Secrets travel as file names, never as values.
-
-    Beside the architecture page's: `INTERTIE_SYSTEM_CREDS` (identity), `INTERTIE_TIME_ZONE` (all), and the two public addresses for
-    identity too, which answers a join with them.
-    """
+    """The settings of one hub process, as the architecture page lists them. Secrets travel as file names, never as values."""
     found = {
         "PATH": os.environ.get("PATH", "/usr/bin:/bin"),
         "HOME": os.environ.get("HOME", "/"),
         "LANG": "C.UTF-8",
         "INTERTIE_BUS_URL": layout.bus_url,
         "INTERTIE_BUS_CREDS": str(layout.creds_file(service)),
-        "INTERTIE_DATABASE_URL": f"postgresql://{service}@{HOST}:{layout.settings.ports.database}/{DATABASE}",
-        "INTERTIE_DATABASE_PASSWORD_FILE": str(layout.password_file(service)),
         "INTERTIE_KEY_FILE": str(layout.key_file(service)),
         "INTERTIE_KEYS_FILE": str(layout.public_keys),
         "INTERTIE_DATA_DIR": str(layout.data),
         "INTERTIE_READY_FILE": str(layout.ready_file(service)),
         "INTERTIE_TIME_ZONE": layout.settings.time_zone,
     }
+    if service != "gateway":
+        found["INTERTIE_DATABASE_URL"] = f"postgresql://{service}@{HOST}:{layout.settings.ports.database}/{DATABASE}"
+        found["INTERTIE_DATABASE_PASSWORD_FILE"] = str(layout.password_file(service))
     if service in {"identity", "gateway"}:
         found["INTERTIE_PUBLIC_URL"] = layout.public_url
-        found["INTERTIE_BUS_PUBLIC_URLS"] = ",".join(layout.bus_public_urls)
     if service == "identity":
+        found["INTERTIE_BUS_PUBLIC_URLS"] = ",".join(layout.bus_public_urls)
         found["INTERTIE_OPERATOR_DIR"] = str(layout.keys)
         found["INTERTIE_ACCOUNTS_FILE"] = str(layout.nats / "preload.conf")
         found["INTERTIE_SYSTEM_CREDS"] = str(layout.creds_file("system"))
     if service == "gateway":
         found["INTERTIE_LISTEN"] = f"{layout.settings.gateway_host}:{layout.settings.ports.gateway}"
-    passed = ("INTERTIE_LOG_LEVEL", "INTERTIE_BEAT_S", "OTEL_EXPORTER_OTLP_ENDPOINT", "SSL_CERT_FILE")
+    passed = ("INTERTIE_LOG_LEVEL", "INTERTIE_BEAT_S", "OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_TRACES_SAMPLER_ARG", "SSL_CERT_FILE")
     return {**found, **{name: os.environ[name] for name in passed if name in os.environ}, **(extra or {})}
 
 
