@@ -11,8 +11,8 @@ import pytest
 
 from intertie.cli.__main__ import COMMANDS, cli
 from intertie.cli.jobs import unseen
-from intertie.cli.money import clause_in
 from intertie.planner.rules import RULES
+from intertie.rating.text import clause_in
 from intertie.text import known
 
 # Its help is the agent's own program's.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from decimal import ROUND_HALF_EVEN, Decimal
 
@@ -67,6 +68,19 @@ def clause_text(spec: MeterSpec, phase: UsagePhase, end: str, payer: WhoPays, la
         rule = f"{PHASES_ZH[phase]}{'计费' if charged else '不计费'}"
         return f"{spec.spec} 第 {spec.revision} 版：{rule}；{ENDS_ZH.get(end, end)} → {PAYERS_ZH[payer]}"
     return f"{spec.spec} rev {spec.revision}: {phase} is {'charged' if charged else 'not charged'}; {end} → {payer}"
+
+
+CLAUSE = re.compile(r"(?P<spec>spec-\w+) rev (?P<revision>\d+): (?P<phase>\w+) is (?P<free>not )?charged; (?P<end>\w+) → (?P<payer>\w+)")
+
+
+def clause_in(clause: str, language: str) -> str:
+    """A charge's clause in the reader's language. It is kept in English with the charge; what does not read as one stays as it is."""
+    read = CLAUSE.fullmatch(clause)
+    if language != "zh" or read is None or read["phase"] not in set(UsagePhase) or read["payer"] not in set(WhoPays):
+        return clause
+    rule = f"{PHASES_ZH[UsagePhase(read['phase'])]}{'不计费' if read['free'] else '计费'}"
+    end, payer = ENDS_ZH.get(read["end"], read["end"]), PAYERS_ZH[WhoPays(read["payer"])]
+    return f"{read['spec']} 第 {read['revision']} 版:{rule};{end} → {payer}"
 
 
 def _seconds(us: int) -> str:

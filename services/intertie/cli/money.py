@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from datetime import datetime
 from decimal import Decimal, InvalidOperation
 
@@ -12,7 +11,7 @@ from intertie.cli.out import json_option, line, note, outcome_text, print_json, 
 from intertie.cli.session import connect
 from intertie.contracts.site import DeviceKind
 from intertie.contracts.usage import AgreeSpec, AttemptBook, MeterSpec, Price, SpecsReply, Statement, UsagePhase, WhoPays
-from intertie.rating.text import ENDS_ZH, PAYERS_ZH, PHASES_ZH, formula_text, money_text
+from intertie.rating.text import clause_in, formula_text, money_text
 from intertie.text import language, say
 
 
@@ -66,19 +65,6 @@ def tell_book(number: int, book: AttemptBook) -> None:
         line(f"    {clause_in(charge.formula.clause, lang)}" + (f"  · {say('page.islanded', lang)}" if charge.islanded else ""))
     if not book.complete:
         line(f"    {say('page.not_complete', lang, missing=book.missing)}")
-
-
-CLAUSE = re.compile(r"(?P<spec>spec-\w+) rev (?P<revision>\d+): (?P<phase>\w+) is (?P<free>not )?charged; (?P<end>\w+) → (?P<payer>\w+)")
-
-
-def clause_in(clause: str, lang: str) -> str:
-    """A charge's clause in the reader's language. It is kept in English with the charge; what does not read as one stays as it is."""
-    read = CLAUSE.fullmatch(clause)
-    if lang != "zh" or read is None or read["phase"] not in set(UsagePhase) or read["payer"] not in set(WhoPays):
-        return clause
-    rule = f"{PHASES_ZH[UsagePhase(read['phase'])]}{'不计费' if read['free'] else '计费'}"
-    end, payer = ENDS_ZH.get(read["end"], read["end"]), PAYERS_ZH[WhoPays(read["payer"])]
-    return f"{read['spec']} 第 {read['revision']} 版:{rule};{end} → {payer}"
 
 
 @click.group()

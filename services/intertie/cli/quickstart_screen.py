@@ -7,14 +7,13 @@ import socket
 from collections.abc import Sequence
 from pathlib import Path
 
-from intertie.cli.money import clause_in
 from intertie.cli.out import line, note, rejection_text
 from intertie.contracts.job import JobRecord, JobSpec, JobState
 from intertie.contracts.site import PoolRecord
 from intertie.contracts.usage import AttemptBook, Statement
 from intertie.embedded.supervise import Started
 from intertie.errors import IntertieError, Refused
-from intertie.rating.text import formula_text, money_text
+from intertie.rating.text import clause_in, formula_text, money_text
 from intertie.text import language, say
 
 

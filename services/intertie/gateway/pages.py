@@ -37,7 +37,7 @@ from intertie.gateway.http import CALL_TIMEOUT_S, Door, json_response, status_of
 from intertie.ids import JobId
 from intertie.lifecycle import word
 from intertie.observe import tracing
-from intertie.rating.text import formula_text
+from intertie.rating.text import clause_in, formula_text
 from intertie.text import Lang, accepted, say
 from intertie.trust import rights
 
@@ -227,7 +227,7 @@ def attempt_view(record: AttemptRecord, book: AttemptBook | None, lang: Lang) ->
     formulas = [
         {
             "text": formula_text(charge.formula, lang),
-            "clause": charge.formula.clause,
+            "clause": clause_in(charge.formula.clause, lang),
             "payer": charge.payer,
             "islanded": charge.islanded,
         }
