@@ -49,7 +49,7 @@ def but(**changes: Any) -> PoolProfile:
 
 
 def declared(what: PoolProfile = GPUS, current: PoolRecord | None = None) -> PoolRecord:
-    return profile.declare(current, what, site=SITE, kind=SiteKind.MACHINES, freshness=Freshness.UNKNOWN, by="owner", now=T0)
+    return profile.declare(current, what, site=SITE, kind=SiteKind.MACHINES, freshness=Freshness.UNKNOWN, by="owner")
 
 
 # In the order of the ladder: each row breaks its own rule and, where it can, every later one too.

@@ -217,9 +217,7 @@ class RegistryStore(ABC):
         row = pools.get(declared.pool)
         if row is None and len(pools) >= inventory.MOST_POOLS:
             raise Refused("registry.profile.pools", f"site {known.site} has {len(pools)} pools already", next_step="join pools of one kind")
-        record = profile.declare(
-            row.record if row else None, declared, site=known.site, kind=known.kind, freshness=known.freshness, by=by, now=now
-        )
+        record = profile.declare(row.record if row else None, declared, site=known.site, kind=known.kind, freshness=known.freshness, by=by)
         if row is not None and record is row.record:
             return False
         await rows.add_revision(record, declared_at=at, effective_at=now)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from datetime import datetime
 
 import msgspec
 
@@ -116,9 +115,7 @@ def objection(profile: PoolProfile) -> Objection:
     return next((found for rule in LADDER if (found := rule(profile)) is not None), None)
 
 
-def declare(
-    current: PoolRecord | None, profile: PoolProfile, *, site: SiteName, kind: SiteKind, freshness: F, by: str, now: datetime
-) -> PoolRecord:
+def declare(current: PoolRecord | None, profile: PoolProfile, *, site: SiteName, kind: SiteKind, freshness: F, by: str) -> PoolRecord:
     """The pool's record after the owner declared `profile`; the same record if it says nothing new.
 
     A new pool starts as a pilot. The revision is the registry's own count: what the site wrote there does not matter. Raises the first
