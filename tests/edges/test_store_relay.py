@@ -14,7 +14,7 @@ from intertie.bus.port import Message
 from intertie.clock import ManualClock
 from intertie.contracts.base import EventMeta, Head, Heads, decode, encode
 from intertie.contracts.incident import FaultReported
-from intertie.errors import Unavailable
+from intertie.errors import IntertieError, Refused, Unauthenticated, Unavailable
 from intertie.store import EVENTS, Database, EventConsumer, MemoryStore, Relay
 
 BEAT_S = 0.05
@@ -273,13 +273,24 @@ async def _say_heads(bus: MemoryBus, heads: Heads) -> None:
     await asyncio.sleep(0.03)
 
 
-async def test_a_snapshot_that_fails_is_asked_for_again(broker: MemoryBroker) -> None:
+@pytest.mark.parametrize(
+    "failure",
+    [
+        Unavailable("bus.no_responder", "nobody there yet"),
+        Unauthenticated("claims.expired", "the clocks differ"),
+        Refused("bus.too_large", "the answer is too large"),
+        IntertieError("internal", "a fault of the other service"),
+    ],
+    ids=lambda failure: str(failure.code),
+)
+async def test_a_snapshot_that_fails_is_asked_for_again(broker: MemoryBroker, failure: IntertieError) -> None:
+    """Whatever another service answers, this one goes on: its fault must not become ours."""
     calls: list[int] = []
 
     async def snapshot() -> None:
         calls.append(1)
         if len(calls) < 3:
-            raise Unavailable("bus.no_responder", "nobody there yet")
+            raise failure
 
     made = EventConsumer(
         broker.client("registry"), MemoryStore("registry"), "registry", {Probe: Seen().probe}, snapshot=snapshot, beat_s=BEAT_S

@@ -20,7 +20,7 @@ from intertie.bus.port import Bus, ConsumerSpec, Message, StreamSpec, Subscripti
 from intertie.clock import Clock, SystemClock
 from intertie.contracts.base import PREFIX, Event, EventMeta, Head, Heads, decode
 from intertie.contracts.incident import ReportIncident
-from intertie.errors import Refused, Stale, Unavailable
+from intertie.errors import IntertieError, Refused, Unavailable
 from intertie.observe import log, metrics, tracing
 from intertie.store.heads import HeadsWatch
 from intertie.store.outbox import EVENTS, DeadLetter, dead_letter_report, read_meta
@@ -185,7 +185,7 @@ class EventConsumer:
             self._bell.set()
 
     async def _take_snapshots(self) -> None:
-        """Those that are due; one that fails stays due."""
+        """Those that are due; one that fails stays due, whatever its keeper answered: a fault there must not end this service too."""
         done: dict[Snapshot, Iterable[Head] | None] = {}
         for name, source in self._sources.items():
             if not source.due:
@@ -197,7 +197,7 @@ class EventConsumer:
                         done[source.snapshot] = await source.snapshot()
                         self.snapshots += 1
                         SNAPSHOTS.inc(service=self._service, reason=source.due)
-                except (Unavailable, Stale) as err:
+                except IntertieError as err:
                     LOG.warning("a snapshot was put off", service=self._service, source=name, code=err.code, text=err.text)
                     continue
                 stated = done[source.snapshot]
