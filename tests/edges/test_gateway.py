@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -358,6 +359,18 @@ async def test_a_pack_that_is_named_again_stays_as_long_as_a_new_one(tmp_path: P
     assert await objects.lasting(RESULT_DIGEST, now + timedelta(days=2)) == len(RESULT)
     assert await objects.sweep(now + timedelta(days=36)) == [RESULT_DIGEST]
     assert await objects.size(RESULT_DIGEST) is None
+
+
+async def test_two_gateways_that_sweep_one_folder_do_not_end_each_other(tmp_path: Path) -> None:
+    stores = [ObjectStore(tmp_path / "objects", limit_bytes=1_000) for _ in range(2)]
+    digests = set()
+    for number in range(20):
+        data = str(number).encode()
+        digests.add("sha256:" + hashlib.sha256(data).hexdigest())
+        await stores[0].put("sha256:" + hashlib.sha256(data).hexdigest(), chunks(data))
+    late = datetime.now(UTC) + timedelta(days=36)
+    gone = await asyncio.gather(*(store.sweep(late) for store in stores))
+    assert {digest for one in gone for digest in one} == digests
 
 
 async def chunks(data: bytes) -> AsyncIterator[bytes]:

@@ -109,6 +109,7 @@ class ObjectStore:
         return size
 
     async def _discard(self, key: str) -> None:
+        """Remove it; another copy of the gateway may have been quicker."""
         try:
             await obstore.delete_async(self._store, key)
         except (NotFoundError, FileNotFoundError):
@@ -135,6 +136,6 @@ class ObjectStore:
                 age = now - entry["last_modified"]
                 stale_upload = entry["path"].startswith("incoming/") and age > timedelta(days=1)
                 if age > self._keep or stale_upload:
-                    await obstore.delete_async(self._store, entry["path"])
+                    await self._discard(entry["path"])
                     gone.append(Digest(f"sha256:{entry['path'].rpartition('/')[2]}"))
         return gone
