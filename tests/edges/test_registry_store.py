@@ -192,6 +192,21 @@ async def test_inventories_of_one_second_are_told_once(store: RegistryStore) -> 
     assert [version for entity, version in await told(store) if entity == "site-a/pool-a"] == [1, 2, 11]
 
 
+async def test_an_inventory_that_no_event_could_carry_is_refused_and_stops_no_leader(store: RegistryStore) -> None:
+    """Saved untold it would be told with the leader's next beat, which the bus's limit would end, at each start anew: for every site."""
+    await store.register(REQUEST, actor="identity", now=T0)
+    await store.observed(SITE, inventory(1, holds(A, "GPU-1"), at=T0), now=T0 + timedelta(seconds=2), mark=unmarked)
+    soon = T0 + timedelta(seconds=2.5)
+    many = holds(A, *(f"GPU-{n}" for n in range(12_000)))
+    with pytest.raises(Refused) as refused:
+        await store.observed(SITE, inventory(2, many, at=T0 + timedelta(seconds=1)), now=soon, mark=unmarked)
+    assert refused.value.code == "registry.pool_too_large"
+    async with store.leading("judge") as leader:
+        await store.tell(leader=leader, now=soon + timedelta(seconds=2))
+    _, pools = await store.sites(SitesQuery(site=SITE))
+    assert [len(p.inventory.devices) for p in pools if p.inventory is not None] == [1]
+
+
 async def test_an_inventory_that_says_nothing_new_is_not_told(store: RegistryStore) -> None:
     await store.register(REQUEST, actor="identity", now=T0)
     for minute in (1, 2, 3):

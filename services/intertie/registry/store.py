@@ -14,7 +14,7 @@ from typing import Protocol
 
 import msgspec
 
-from intertie.contracts.base import Instant
+from intertie.contracts.base import Instant, encode
 from intertie.contracts.identity import AuditQuery, AuditRow
 from intertie.contracts.link import Inventory, ProfileDeclared
 from intertie.contracts.site import (
@@ -37,6 +37,8 @@ from intertie.store import Leader, StoreTx
 TELL_EVERY = timedelta(seconds=1)
 # Pools told in one transaction of the leader's beat.
 TELL_BATCH = 200
+# An event carries a pool whole, devices and all, and has a limit (900 KiB); what was saved must be tellable later, with another freshness too.
+POOL_BYTES = 768 * 1024
 
 Mark = Callable[[StoreTx], Awaitable[None]]
 """Marks the lane entry that caused a write, in the write's own transaction."""
@@ -225,7 +227,14 @@ class RegistryStore(ABC):
         return True
 
     async def _save_pool(self, rows: Rows, row: PoolRow | None, record: PoolRecord, *, now: datetime, hurry: bool) -> None:
-        """Save, and tell if it is news and either urgent or nothing was told just now."""
+        """Save, and tell if it is news and either urgent or nothing was told just now. `Refused('registry.pool_too_large')` if no event can."""
+        grown = row is None or (record.profile, record.inventory) != (row.record.profile, row.record.inventory)
+        if grown and len(encode(record)) > POOL_BYTES:
+            raise Refused(
+                "registry.pool_too_large",
+                f"pool {record.site}/{record.pool} with its devices has more than {POOL_BYTES} bytes",
+                next_step="declare it as several pools",
+            )
         told_version, told_at = (row.told_version, row.told_at) if row else (0, None)
         if record.version > told_version and (hurry or told_at is None or now - told_at >= TELL_EVERY):
             await rows.tx.emit(PoolChanged(version=record.version, record=record))
