@@ -28,7 +28,8 @@ class Beat:
         self.name = name
         self.interval_s = interval_s * scale
         self._scale = scale
-        self._rng = rng or random.Random()
+        # Drawn from the process' own generator: a simulation that seeds that one replays this one too.
+        self._rng = rng or random.Random(random.getrandbits(64))
         self._hint = asyncio.Event()
 
     def hint(self) -> None:

@@ -72,7 +72,7 @@ class MemoryStore:
             raise AssertionError("a transaction inside a transaction: PostgreSQL would have taken two connections")
         async with self._lock:
             self._holder = task
-            before = {name: _copied(value) for name, value in vars(self).items() if not name.startswith("_")}
+            before = {name: self._copied(value) for name, value in vars(self).items() if not name.startswith("_")}
             emitted = self.last_row
             try:
                 yield self
@@ -85,6 +85,18 @@ class MemoryStore:
                 self._holder = None
             if self.last_row > emitted:
                 self.wakeup.set()
+
+    def _copied(self, value: Any) -> Any:
+        """A copy of the containers; what they hold is immutable by the twin's rule and is shared."""
+        match value:
+            case dict():
+                return {key: self._copied(item) for key, item in value.items()}
+            case list():
+                return [self._copied(item) for item in value]
+            case set():
+                return set(value)
+            case _:
+                return value
 
     async def emit(self, event: Event) -> EventId:
         row = new_row(event, self.service, self.clock.now(), tracing.traceparent())
@@ -260,16 +272,3 @@ class MemoryOutbox:
 
 def _taken(key: int, row: StoredEvent) -> OutboxRow:
     return OutboxRow(key, row.event, row.epoch, row.number)
-
-
-def _copied(value: Any) -> Any:
-    """A copy of the containers; what they hold is immutable by the twin's rule and is shared."""
-    match value:
-        case dict():
-            return {key: _copied(item) for key, item in value.items()}
-        case list():
-            return [_copied(item) for item in value]
-        case set():
-            return set(value)
-        case _:
-            return value

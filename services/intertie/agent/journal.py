@@ -14,6 +14,7 @@ import sqlite3
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -126,8 +127,12 @@ class SqliteJournal:
     async def close(self) -> None:
         while self._flushing is not None:
             await asyncio.wait([self._flushing])
-        await asyncio.get_running_loop().run_in_executor(self._thread, self._connection.close)
+        await self._on_disk(self._connection.close)
         self._thread.shutdown()
+
+    async def _on_disk(self, work: Callable[[], T]) -> T:
+        """All that waits for the disk goes through here: on the one thread, beside the loop. The simulator waits in virtual time instead."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
     # --- the two verbs that all others are made of ---
 
@@ -147,13 +152,13 @@ class SqliteJournal:
 
     async def read(self, work: Callable[[Cursor], T]) -> T:
         """Run `work` outside any transaction of others."""
-        return await asyncio.get_running_loop().run_in_executor(self._thread, lambda: work(self._connection.cursor()))
+        return await self._on_disk(lambda: work(self._connection.cursor()))
 
     async def _flush(self) -> None:
         try:
             while self._waiting:
                 group, self._waiting = self._waiting[:GROUP], self._waiting[GROUP:]
-                outcomes = await asyncio.get_running_loop().run_in_executor(self._thread, _commit, self._connection, group)
+                outcomes = await self._on_disk(partial(_commit, self._connection, group))
                 for request, (value, error) in zip(group, outcomes, strict=True):
                     if request.done.done():
                         continue
@@ -337,18 +342,8 @@ def _open(path: Path) -> tuple[sqlite3.Connection, JournalId]:
             connection.execute("PRAGMA synchronous = FULL")
             # Environment values lie here until their job has ended; what is deleted is overwritten, whatever SQLite was built with.
             connection.execute("PRAGMA secure_delete = ON")
-            version = connection.execute("PRAGMA user_version").fetchone()[0]
-            if version == 0:
-                _create(connection)
-            elif version != SCHEMA_VERSION:
-                raise Refused(
-                    "agent.journal_version",
-                    f"{path} has format {version}, this agent knows {SCHEMA_VERSION}",
-                    next_step="run the agent version that wrote it, or a newer one",
-                )
-            _check(connection, path)
-            row = connection.execute("SELECT value FROM meta WHERE key = 'journal'").fetchone()
-            return connection, JournalId(row[0])
+            # Random, not sortable: a clone or a re-created file must never be taken for its original.
+            return connection, prepare(connection, path, JournalId(f"jnl-{secrets.token_hex(16)}"))
         except BaseException:
             connection.close()
             raise
@@ -358,9 +353,22 @@ def _open(path: Path) -> tuple[sqlite3.Connection, JournalId]:
         raise _damaged(path, str(err)) from err
 
 
-def _create(connection: sqlite3.Connection) -> None:
-    # Random, not sortable: a clone or a re-created file must never be taken for its original.
-    journal = JournalId(f"jnl-{secrets.token_hex(16)}")
+def prepare(connection: sqlite3.Connection, path: Path, journal: JournalId) -> JournalId:
+    """Make the tables of a new database, or check those of an old one; whose journal it is. `journal`: its id if it is new."""
+    version = connection.execute("PRAGMA user_version").fetchone()[0]
+    if version == 0:
+        _create(connection, journal)
+    elif version != SCHEMA_VERSION:
+        raise Refused(
+            "agent.journal_version",
+            f"{path} has format {version}, this agent knows {SCHEMA_VERSION}",
+            next_step="run the agent version that wrote it, or a newer one",
+        )
+    _check(connection, path)
+    return JournalId(connection.execute("SELECT value FROM meta WHERE key = 'journal'").fetchone()[0])
+
+
+def _create(connection: sqlite3.Connection, journal: JournalId) -> None:
     statements = [s for s in SCHEMA.split(";\n") if s.strip()]
     connection.execute("BEGIN IMMEDIATE")
     for statement in statements:

@@ -1,0 +1,302 @@
+"""The invariants of the link, asked of processes where they speak of processes and of disks where they speak of records. Numbers are those of the
+design's list; each function says which it asks."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from datetime import timedelta
+from decimal import Decimal
+from typing import TYPE_CHECKING
+
+from intertie.agent.adapters.fake import Run
+from intertie.agent.core.model import OPEN
+from intertie.contracts.base import EVENT_STREAM, Empty
+from intertie.contracts.job import JobState
+from intertie.contracts.link import Lane
+from intertie.contracts.usage import UsagePhase
+from intertie.ids import Digest
+from intertie.lane.memory import MemoryLaneTables
+from intertie.lifecycle import JOB_MOVES, JOB_TERMINAL
+from intertie.link.journal import first_digest, next_digest
+from intertie.metering.core.attribution import COUNTED
+from intertie.metering.service import Metering, trust
+from intertie.scheduler.core.orders import Order, due
+from intertie.scheduler.core.rows import AttemptState
+from intertie.sim.disk import Machine, MeteringDisk, SchedulerDisk, starts
+from intertie.sim.host import Host
+from intertie.sim.hub import OPERATOR
+
+if TYPE_CHECKING:
+    from intertie.sim.world import World
+
+# The one price that scenarios agree on, per slot and hour, and half of what the agreement rounds to.
+SLOT_HOUR = Decimal("3.6")
+ROUNDING = Decimal("0.00005")
+NEVER = (AttemptState.REFUSED, AttemptState.WITHDRAWN, AttemptState.NOT_STARTED)
+
+
+# --- at the instant of a start -----------------------------------------------------------------------------------------------------------
+
+
+def at_start(world: World, machine: Machine, run: Run) -> Iterator[str]:
+    """1: never two live process groups of a job that waits. 6: never two holders of a device, local work included."""
+    job = run.attempt.job
+    for host in world.hosts.values():
+        for other in host.machine.live():
+            if other is not run and other.attempt.job == job:
+                yield f"invariant 1: {job} runs twice: {other.attempt.id} at {host.site} and {run.attempt.id} at {machine.name}"
+    mine = set(run.attempt.devices)
+    for other in machine.live():
+        if other is not run and mine & set(other.attempt.devices):
+            yield f"invariant 6: {other.attempt.id} and {run.attempt.id} both run on {sorted(mine & set(other.attempt.devices))} of {machine.name}"
+    row = world.scheduler_disk.attempt_rows.get(run.attempt.id)
+    if run.attempt.local is None and (row is None or row.state in NEVER):
+        yield f"invariant 2: {run.attempt.id} starts, and the hub has called it {row.state if row else 'nothing'}"
+
+
+# --- settled ---------------------------------------------------------------------------------------------------------------------------------
+
+
+def unsettled(world: World) -> str:
+    """15: what is not at rest yet; empty when everything is."""
+    store, books = world.scheduler_disk, world.metering_disk
+    if world.asked < len(world.scenario.work):
+        return f"{len(world.scenario.work) - world.asked} requests have no answer"
+    if waiting := [f"{job.job} is {job.state}" for job in store.jobs.values() if job.state not in JOB_TERMINAL]:
+        return "; ".join(waiting)
+    if live := [f"{row.record.attempt} is live and {row.state}" for row in store.attempt_rows.values() if row.live]:
+        return "; ".join(live)
+    for host in world.hosts.values():
+        if text := _site_unsettled(host, store, books):
+            return text
+    for name, row in store.attempt_rows.items():
+        if _open_orders(store, name):
+            return f"{name} has instructions without an answer: {_open_orders(store, name)}"
+        held = books.attempts.get(name)
+        if held is None or held.snapshot is None or held.snapshot.record.version != row.record.version:
+            return f"metering has another version of {name} than the scheduler"
+        if row.state is AttemptState.ENDED and held.settled is None:
+            return f"{name} has ended and is not settled"
+    for disk in (store, books):
+        mark = disk.marks.get(EVENT_STREAM)
+        if mark is None or any(row.generation != mark.generation for row in disk.rows.values()):
+            return f"events of {disk.service} are not sent"
+    return ""
+
+
+def _open_orders(store: SchedulerDisk, name: str) -> list[str]:
+    row = next(row for key, row in store.attempt_rows.items() if key == name)
+    cancelled = store.jobs[row.record.job].cancel is not None
+    return [order for order in due(row, cancelled=cancelled) if order is not Order.SETTLE]
+
+
+def _site_unsettled(host: Host, store: SchedulerDisk, books: MeteringDisk) -> str:
+    agent = host.agent
+    if agent is None or agent.party.dead or not agent.ready:
+        return f"the agent of {host.site} is not up"
+    if agent.silent:
+        return f"{host.site} is islanded"
+    if open_ones := [f"{a.id} is {a.state} at {host.site}" for a in agent.site.books.attempts.values() if a.state in (*OPEN, "waiting")]:
+        return "; ".join(open_ones)
+    if agent.site.books.holds.holder:
+        return f"devices of {host.site} have holders: {agent.site.books.holds.holder}"
+    for lane, on_disk in ((Lane.SCHEDULER, store), (Lane.METERING, books)):
+        row = MemoryLaneTables(on_disk).row(lane, host.site)
+        head = _lane_row(host, lane)[0] - 1
+        if row is None or (row.ack_through, row.interpreted_through) != (head, head) or not row.at_head:
+            told = f"{row.ack_through} acknowledged, {row.interpreted_through} interpreted, at head {row.at_head}" if row else "nothing"
+            return f"lane {lane} of {host.site} ends at {head}, its keeper has {told}"
+    return ""
+
+
+def _lane_row(host: Host, lane: Lane) -> tuple[int, str, int, str]:
+    """next_seq, head_digest, base_seq, base_digest."""
+    row = host.database.execute("SELECT next_seq, head_digest, base_seq, base_digest FROM lane WHERE name = ?", (lane.value,)).fetchone()
+    return int(row[0]), str(row[1]), int(row[2]), str(row[3])
+
+
+# --- afterwards ------------------------------------------------------------------------------------------------------------------------------
+
+
+async def after_all(world: World) -> list[str]:
+    """Everything that is asked of disks once all is at rest."""
+    asked = (_never_ran, _kept, _lanes, _moved_by_someone, _segments, _events, _success_wins, _numbers, _audited)
+    found = list(itertools.chain.from_iterable(ask(world) for ask in asked))
+    return [*found, *await _ledger(world)]
+
+
+def _never_ran(world: World) -> Iterator[str]:
+    """2: what was refused, withdrawn or given up has no process and no usage."""
+    ran = {run.attempt.id: run for run in starts([host.machine for host in world.hosts.values()])}
+    used = {item.segment.attempt for item in world.metering_disk.segments}
+    for name, row in world.scheduler_disk.attempt_rows.items():
+        if row.state in NEVER and name in ran:
+            yield f"invariant 2: {name} is {row.state} and had a process"
+        if row.state in NEVER and name in used:
+            yield f"invariant 2: {name} is {row.state} and has usage"
+        if row.state is AttemptState.ENDED and name not in ran:
+            yield f"invariant 2: {name} ended and never had a process"
+
+
+def _kept(world: World) -> Iterator[str]:
+    """3: what an agent has forgotten, or was told is safe, is at the keeper byte for byte, and what both have is the same."""
+    for host in world.hosts.values():
+        for lane, on_disk in ((Lane.SCHEDULER, world.scheduler_disk), (Lane.METERING, world.metering_disk)):
+            tables = MemoryLaneTables(on_disk)
+            row, (following, head, base, base_digest) = tables.row(lane, host.site), _lane_row(host, lane)
+            digest = first_digest(host.journal)
+            for seq in range(1, base + 1):
+                entry = tables.entries.get((lane, host.site, host.journal, seq))
+                if entry is None:
+                    yield f"invariant 3: {host.site} forgot entry {seq} of lane {lane}, and its keeper does not have it"
+                    return
+                digest = next_digest(digest, entry.raw)
+            if base and digest != base_digest:
+                yield f"invariant 3: the entries 1 to {base} of lane {lane} that {host.site} forgot are others than its keeper has"
+            if row is not None and (row.ack_through, row.digest) == (following - 1, Digest(head)):
+                continue
+            yield f"invariant 3: lane {lane} of {host.site} ends at {following - 1}, its keeper at {row.ack_through if row else 0}, or otherwise"
+
+
+def _lanes(world: World) -> Iterator[str]:
+    """4: nothing is in quarantine, and no instruction was given up."""
+    for on_disk in (world.scheduler_disk, world.metering_disk):
+        for key, why in MemoryLaneTables(on_disk).quarantined.items():
+            yield f"invariant 4: entry {key[3]} of {key[1]}/{key[0]} is in quarantine: {why}"
+        for letter in on_disk.dead_letters:
+            yield f"invariant 9: an event was given up: {letter.type}: {letter.error}"
+
+
+def _moved_by_someone(world: World) -> Iterator[str]:
+    """5: each state follows from the one before by the table, and the line that says so names who and by which evidence."""
+    reachable = {(before, after) for (before, _), after in JOB_MOVES.items()}
+    for job, lines in world.scheduler_disk.lines.items():
+        for before, after in itertools.pairwise(lines):
+            if before.state is after.state:
+                continue
+            if (before.state, after.state) not in reachable:
+                yield f"invariant 5: {job} went from {before.state} to {after.state}"
+            by_site = after.actor.startswith("site/")
+            if not after.actor or (by_site or after.what == "placed") and not after.evidence:
+                yield f"invariant 5: {job} went from {before.state} to {after.state} and nobody knows why: {after}"
+            if not by_site and before.state in (JobState.STAGING, JobState.RUNNING, JobState.FINISHING):
+                yield f"invariant 5: {job} left {before.state} on the word of {after.actor}, not of its site"
+
+
+def _segments(world: World) -> Iterator[str]:
+    """7: the segments of an attempt are those of its ending, without a gap or an overlap, and its run is as long as its process was."""
+    by_attempt = defaultdict(list)
+    for item in world.metering_disk.segments:
+        by_attempt[item.segment.attempt].append(item)
+    for name, row in world.scheduler_disk.attempt_rows.items():
+        if row.state is not AttemptState.ENDED:
+            continue
+        items = by_attempt.pop(name, [])
+        if late := [item.suspense for item in items if item.suspense not in COUNTED]:
+            yield f"invariant 7: segments of {name} wait in suspense: {late}"
+        segments = sorted((item.segment for item in items), key=lambda s: (s.start, s.end))
+        quantity = sum(s.quantity_milli * ((s.end - s.start) // timedelta(microseconds=1)) for s in segments)
+        if (len(segments), quantity) != (row.record.segments, row.record.quantity_milli_us):
+            yield f"invariant 7: {name} has {len(segments)} segments of {quantity}, its ending says {row.record.segments} of {row.record.quantity_milli_us}"
+        for one, other in itertools.pairwise(segments):
+            if one.end != other.start:
+                yield f"invariant 7: {name} has a segment that ends {one.end} and one that begins {other.start}"
+        ran_us = sum((s.end - s.start) // timedelta(microseconds=1) for s in segments if s.phase is UsagePhase.RUN)
+        if ran_us != row.record.ran_us:
+            yield f"invariant 7: {name} ran {row.record.ran_us} µs by its ending and {ran_us} µs by its segments"
+    for name in by_attempt:
+        yield f"invariant 2: {name} has usage and never ended"
+
+
+async def _ledger(world: World) -> list[str]:
+    """8: sums are zero, postings are what segments rate to, closed attempts hold nothing. The ledger's own proof, and one by hand."""
+    disk = world.metering_disk
+    sums: Counter[str] = Counter()
+    for entry in disk.entries:
+        for leg in entry.legs:
+            sums[leg.currency] += leg.amount  # type: ignore[assignment]  # a Counter of decimals
+    found = [f"invariant 8: {currency} sums to {amount}" for currency, amount in sums.items() if amount != Decimal(0)]
+    service = Metering(disk, MemoryLaneTables(disk), trust(world.key.public), world.hub_clock)
+    for name, row in world.scheduler_disk.attempt_rows.items():
+        posted = -sum(
+            (leg.amount for e in disk.entries if e.attempt == name for leg in e.legs if leg.account.startswith("usage/")), Decimal(0)
+        )
+        owed = Decimal(row.record.ran_us) * len(row.record.devices) * SLOT_HOUR / 3_600_000_000
+        if abs(posted - owed) > ROUNDING:
+            found.append(
+                f"invariant 8: {name} ran {row.record.ran_us} µs on {len(row.record.devices)} slots, {posted} is posted, {owed} is owed"
+            )
+    check = await service.check(Empty(), OPERATOR)
+    figures = (check.sum, check.closed_with_hold, check.open_without_hold, check.quarantined, check.suspense_segments)
+    if any(figures) or check.differing or check.incomplete:
+        found.append(f"invariant 8: {check}")
+    return found
+
+
+def _events(world: World) -> Iterator[str]:
+    """9: the read model is the keeper's table; the stream holds the outbox, gapless per noun, no number with two contents."""
+    streams = world.broker.streams
+    stream = streams._streams.get(EVENT_STREAM)
+    seen: dict[tuple[str, str, int], bytes] = {}
+    for stored in stream.messages.values() if stream else ():
+        message = stored.message
+        place = message.subject.split(".")
+        key = (place[3], place[4], int(message.headers["intertie-number"]))
+        if seen.setdefault(key, message.body) != message.body:
+            yield f"invariant 9: number {key} has two contents"
+    for disk in (world.scheduler_disk, world.metering_disk):
+        numbers = defaultdict(list)
+        for row in disk.rows.values():
+            numbers[row.event.noun].append(row.number)
+            if seen.get((disk.service, row.event.noun, row.number)) != row.event.body:
+                yield f"invariant 9: {row.event.noun} {row.number} of {disk.service} is not in the stream as it is in the outbox"
+        for noun, given in numbers.items():
+            if sorted(given) != list(range(1, len(given) + 1)):
+                yield f"invariant 9: numbers of {disk.service} {noun} have a gap: {sorted(given)}"
+    for name, attempt in world.scheduler_disk.attempt_rows.items():
+        held = world.metering_disk.attempts.get(name)
+        told = held.snapshot.record if held and held.snapshot else None
+        if told is not None and (told.state, told.segments, told.outcome) != (
+            attempt.record.state,
+            attempt.record.segments,
+            attempt.record.outcome,
+        ):
+            yield f"invariant 9: metering's record of {name} is not the scheduler's"
+
+
+def _success_wins(world: World) -> Iterator[str]:
+    """10: no job failed while a success of it lies on a disk that answered."""
+    for host in world.hosts.values():
+        for run in host.machine.disk.runs.values():
+            job = world.scheduler_disk.jobs.get(run.attempt.job)
+            if job is None or run.exit is None or not run.exit.certain or run.exit.code != 0:
+                continue
+            if job.state is not JobState.SUCCEEDED:
+                yield f"invariant 10: {run.attempt.id} succeeded at {host.site} and {job.job} is {job.state}"
+
+
+def _numbers(world: World) -> Iterator[str]:
+    """11: leaders' writes do not mix; no generation and no instruction number is used for two things."""
+    disk = world.scheduler_disk
+    for (_, one, _), (_, other, _) in itertools.pairwise(disk.rounds):
+        if (other.epoch, other.number) < (one.epoch, one.number):
+            yield f"invariant 11: a write of leader {one.number} is followed by one of leader {other.number}"
+    generations = Counter((row.record.job, row.record.epoch, row.record.generation) for row in disk.attempt_rows.values())
+    numbers = Counter((disk.attempt_rows[name].record.site, number) for (name, _), number in disk.numbers.items())
+    for thing, times in [*generations.items(), *numbers.items()]:
+        if times > 1:
+            yield f"invariant 11: {thing} is used {times} times"
+
+
+def _audited(world: World) -> Iterator[str]:
+    """13: each job that was taken in has exactly one row that says so, and each cancel that changed something too."""
+    rows = Counter((row.action, row.target) for row in world.scheduler_disk.audits if row.result == "ok")
+    for job in world.scheduler_disk.jobs.values():
+        if rows[("job.submit", job.job)] != 1:
+            yield f"invariant 13: {rows[('job.submit', job.job)]} rows say that {job.job} was submitted"
+        if job.cancel is not None and rows[("job.cancel", job.job)] != 1:
+            yield f"invariant 13: {rows[('job.cancel', job.job)]} rows say that {job.job} was cancelled"
+    if len(world.scheduler_disk.jobs) != len(world.scenario.work):
+        yield f"invariant 13: {len(world.scenario.work)} requests became {len(world.scheduler_disk.jobs)} jobs"

@@ -1,0 +1,169 @@
+"""What each kind of fault does to a world when it begins and when it ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from intertie.sim.bus import Link
+from intertie.sim.scenario import Fault
+
+if TYPE_CHECKING:
+    from intertie.sim.world import World
+
+# A doom strikes one of so many commits from its beginning on: most of them are beats, the interesting ones come in short rows.
+DOOM_COMMITS = 8
+
+Do = Callable[["World", Fault], None]
+
+
+def _cut(world: World, fault: Fault) -> None:
+    world.link(fault.who).cut(1)
+
+
+def _heal(world: World, fault: Fault) -> None:
+    world.link(fault.who).cut(-1)
+
+
+def _deaf(direction: str) -> tuple[Do, Do]:
+    def begin(world: World, fault: Fault) -> None:
+        world.link(fault.who).deaf.append(direction)
+
+    def end(world: World, fault: Fault) -> None:
+        world.link(fault.who).deaf.remove(direction)
+
+    return begin, end
+
+
+def _worse(change: Callable[[Link, float], None]) -> tuple[Do, Do]:
+    """A link that gets worse by `size`, and is as good as new afterwards."""
+
+    def begin(world: World, fault: Fault) -> None:
+        change(world.link(fault.who), fault.size)
+
+    def end(world: World, fault: Fault) -> None:
+        change(world.link(fault.who), 0.0)
+
+    return begin, end
+
+
+def _lossy(link: Link, size: float) -> None:
+    link.lost = size * 0.6
+
+
+def _slow(link: Link, size: float) -> None:
+    link.late_s = size * 3.0
+
+
+def _doubled(link: Link, size: float) -> None:
+    link.doubled = size
+
+
+def _reordered(link: Link, size: float) -> None:
+    link.reordered = size > 0
+    link.late_s = size
+
+
+def _crash(world: World, fault: Fault) -> None:
+    world.kill(fault.who, back_in=fault.lasts)
+
+
+def _doom(when: str) -> tuple[Do, Do]:
+    def begin(world: World, fault: Fault) -> None:
+        world.doom(fault.who, when, at=1 + int(fault.size * DOOM_COMMITS), back_in=fault.lasts)
+
+    def end(world: World, fault: Fault) -> None:
+        world.doom(fault.who, "")
+
+    return begin, end
+
+
+def _pause(world: World, fault: Fault) -> None:
+    world.pause(fault.who)
+
+
+def _resume(world: World, fault: Fault) -> None:
+    world.resume(fault.who)
+
+
+def _power(world: World, fault: Fault) -> None:
+    world.lose_power(fault.who, back_in=fault.lasts)
+
+
+def _supervisor(world: World, fault: Fault) -> None:
+    world.lose_supervisor(fault.who, fault.size)
+
+
+def _full(full: bool) -> Do:
+    def do(world: World, fault: Fault) -> None:
+        world.hosts[fault.who].disk_full = full
+
+    return do
+
+
+def _step(world: World, fault: Fault) -> None:
+    (world.hub_clock if fault.who == "hub" else world.hosts[fault.who].clock).step(fault.size)
+
+
+def _database(away: bool) -> Do:
+    def do(world: World, fault: Fault) -> None:
+        (world.scheduler_disk if fault.who.startswith("scheduler") else world.metering_disk).refuse(away)
+
+    return do
+
+
+def _gateway(away: bool) -> Do:
+    def do(world: World, fault: Fault) -> None:
+        world.gateway_away = away
+
+    return do
+
+
+def _bus(by: int) -> Do:
+    def do(world: World, fault: Fault) -> None:
+        for link in world.links.values():
+            link.cut(by)
+
+    return do
+
+
+def _wipe(world: World, fault: Fault) -> None:
+    world.broker.wipe()
+
+
+def _hub_gone(world: World, fault: Fault) -> None:
+    for name in world.services:
+        world.kill(name, back_in=fault.lasts)
+
+
+def _nothing(world: World, fault: Fault) -> None:
+    """It ends by itself, or what began it has planned its end."""
+
+
+FAULTS: Mapping[str, tuple[Do, Do]] = {
+    "cut": (_cut, _heal),
+    "deaf_in": _deaf("in"),
+    "deaf_out": _deaf("out"),
+    "lossy": _worse(_lossy),
+    "slow": _worse(_slow),
+    "doubled": _worse(_doubled),
+    "reordered": _worse(_reordered),
+    "crash": (_crash, _nothing),
+    "doom_before": _doom("before"),
+    "doom_after": _doom("after"),
+    "pause": (_pause, _resume),
+    "power": (_power, _nothing),
+    "supervisor": (_supervisor, _nothing),
+    "disk_full": (_full(True), _full(False)),
+    "step": (_step, _nothing),
+    "database": (_database(True), _database(False)),
+    "gateway": (_gateway(True), _gateway(False)),
+    "bus_down": (_bus(1), _bus(-1)),
+    "wipe": (_wipe, _nothing),
+    "hub_gone": (_hub_gone, _nothing),
+}
+
+
+def strikes(faults: Sequence[Fault]) -> str:
+    """One line for each, for a story."""
+    return "\n".join(f"{f.at:9.3f}  {f.what} of {f.who}, {f.lasts:g} s, size {f.size:g}" for f in faults)

@@ -1,0 +1,186 @@
+"""A site: its machine, its disk, its clock, and the agent on it, wired as `intertie.agent.service` wires it, less doors that need sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from random import Random
+
+from intertie.agent.core.devices import Pool, state_of
+from intertie.agent.journal import prepare
+from intertie.agent.site import Site
+from intertie.agent.transfer import Transfer
+from intertie.bus.memory import site_account
+from intertie.contracts.identity import Joined
+from intertie.contracts.link import Instruction, Lane, Sealed
+from intertie.contracts.site import Device, DeviceKind, Lendable, PoolProfile, TaskType
+from intertie.contracts.telemetry import DeviceSample, NodeSample, encode_sample, local_telemetry_subject
+from intertie.errors import IntertieError
+from intertie.ids import DeviceId, JournalId, PoolName, SessionId, SiteName, TenantName, mint
+from intertie.lane.site import SiteLane, listen_for_nudges
+from intertie.link.site import Exchange, pace_of
+from intertie.observe import log
+from intertie.sim.bus import Link, SimBroker, SimBus
+from intertie.sim.clock import HostClock
+from intertie.sim.disk import Machine, Moments, SimAdapter, SimJournal
+from intertie.sim.loop import Party
+from intertie.trust.keys import Key
+
+LOG = log.get("sim.host")
+
+POOL = PoolName("main")
+LANES = (Lane.SCHEDULER, Lane.METERING)
+# As the agent's own.
+TICK_S = 1.0
+
+
+def pool_of(slots: int) -> Pool:
+    profile = PoolProfile(
+        pool=POOL,
+        accelerator="none",
+        count=slots,
+        memory_mib=4_096,
+        interconnect="none",
+        task_types=[TaskType.BATCH],
+        lendable=Lendable(devices=slots),
+    )
+    return Pool(profile, [Device(id=DeviceId(f"slot-{n}"), kind=DeviceKind.SLOT, node="n1") for n in range(1, slots + 1)])
+
+
+class Host:
+    """One site's machine. `boot_agent` starts an agent on it, as often as one died."""
+
+    def __init__(self, name: str, slots: int, clock: HostClock, key: Key, machine: Machine, rng: Random, scale: float) -> None:
+        self.site = SiteName(name)
+        self.pool = pool_of(slots)
+        self.clock, self.key, self.machine, self.rng, self.scale = clock, key, machine, rng, scale
+        self.link = Link()
+        self.disk_full = False
+        self.database = sqlite3.connect(":memory:", isolation_level=None)
+        self.journal = prepare(self.database, Path(name), JournalId(f"jnl-{name}"))
+        self.agent: Agent | None = None
+        self.booted = 0
+
+    @property
+    def boot(self) -> str:
+        return f"boot-{self.clock.boots}"
+
+    def boot_agent(self, broker: SimBroker, joined: Joined, transfer: Transfer, moments: Moments, packs: Path) -> Agent:
+        self.booted += 1
+        party = Party(f"agent-{self.site}")
+        bus = broker.connect(party, self.link, site_account(self.site))
+        self.agent = Agent(self, party, bus, joined, transfer, moments, packs)
+        party.spawn(self.agent.run(), party.name)
+        return self.agent
+
+
+class Agent:
+    """One life of a site's agent."""
+
+    def __init__(self, host: Host, party: Party, bus: SimBus, joined: Joined, transfer: Transfer, moments: Moments, packs: Path) -> None:
+        self.host, self.party, self.bus = host, party, bus
+        self.journal = SimJournal(host.database, host.journal, moments, lambda: host.disk_full)
+        self.lanes: dict[Lane, SiteLane] = {}
+        self.sequence = 0
+        self.ready = False
+        self.site = Site(
+            joined=joined,
+            key=host.key,
+            journal=self.journal,
+            adapter=SimAdapter(host.machine, host.clock, moments),
+            clock=host.clock,
+            transfer=transfer,
+            pools=[host.pool],
+            packs=packs,
+            boot=host.boot,
+        )
+        self.site.islanded = lambda: self.silent
+        self.site.offset = self._offset
+        self.site.wake = self._wake
+
+    @property
+    def silent(self) -> bool:
+        lane = self.lanes.get(Lane.SCHEDULER)
+        return lane is None or lane.silent_since is not None or not self.bus.connected
+
+    def _offset(self) -> tuple[float, float]:
+        lane = self.lanes.get(Lane.SCHEDULER)
+        return (lane.clock_offset_s, lane.clock_error_s or 0.0) if lane is not None else (0.0, 0.0)
+
+    def _wake(self, lanes: Collection[Lane]) -> None:
+        # In one order, whatever the hashing of this process makes of a set.
+        for lane, known in self.lanes.items():
+            if lane in lanes:
+                known.wake()
+
+    async def run(self) -> None:
+        await self.site.recover()
+        self.ready = True
+        session = SessionId(mint("ses"))
+        self.lanes = {lane: self._lane(lane, session) for lane in LANES}
+        await listen_for_nudges(self.bus, list(self.lanes.values()))
+        async with asyncio.TaskGroup() as group:
+            for lane in self.lanes.values():
+                group.create_task(lane.run(), name=f"lane-{lane.lane}")
+            group.create_task(self._tick(), name="ticks")
+            group.create_task(self._watch(), name="devices")
+
+    def _lane(self, lane: Lane, session: SessionId) -> SiteLane:
+        scheduler = lane is Lane.SCHEDULER
+        return SiteLane(
+            self.bus,
+            lane,
+            self.journal,
+            self.host.clock,
+            site=self.host.site,
+            session=session,
+            on_instructions=self._instructed if scheduler else None,
+            on_settings=self._settings if scheduler else None,
+            running=self.site.running if scheduler else tuple,
+            settings_revision=lambda: self.site.settings.revision if scheduler else 0,
+            pace=pace_of(lane, self.site.settings.lane_beat_s),
+            spread=self.host.rng.random,
+            boot=self.host.boot,
+        )
+
+    async def _instructed(self, instructions: Sequence[Instruction], exchange: Exchange) -> None:
+        await self.site.take(instructions, sent_boot_s=exchange.sent_boot_s, acknowledged=exchange.acknowledged)
+
+    async def _settings(self, sealed: Sealed, revision: int) -> None:
+        await self.site.apply(sealed, revision)
+        for lane in self.lanes.values():
+            lane.set_beat(self.site.settings.lane_beat_s)
+
+    async def _tick(self) -> None:
+        while True:
+            try:
+                await self.site.tick()
+            except IntertieError as err:
+                LOG.warning("a tick was put off", code=err.code, text=err.text)
+            await asyncio.sleep(TICK_S * self.host.scale)
+
+    async def _watch(self) -> None:
+        """Telemetry, and freed devices for the owner's own work."""
+        while True:
+            self.site.owner.devices_freed()
+            if self.bus.connected:
+                try:
+                    await self.bus.publish(local_telemetry_subject("n1"), encode_sample(self._sample()))
+                except IntertieError as err:
+                    LOG.warning("a beat was put off", code=err.code, text=err.text)
+            await asyncio.sleep(self.site.settings.telemetry_beat_s)
+
+    def _sample(self) -> NodeSample:
+        self.sequence += 1
+        books = self.site.books
+        local = {attempt.id: attempt.local is not None for attempt in books.attempts.values()}
+        devices = [
+            DeviceSample(id=d.id, pool=POOL, kind=d.kind, state=state_of(POOL, d, books.holds, local, {})) for d in self.host.pool.devices
+        ]
+        return NodeSample(node="n1", sampled=self.host.clock.now(), sequence=self.sequence, devices=devices)
+
+
+def joined_as(site: SiteName, scheduler_key: str, owner: TenantName) -> Joined:
+    return Joined(site=site, account="A", bus_urls=[], gateway_url="", service_keys={"scheduler": scheduler_key}, owner_tenant=owner)

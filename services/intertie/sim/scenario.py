@@ -1,0 +1,143 @@
+"""What happens in one run: who is there, what is asked of them, and what goes wrong when. Drawn whole from a seed before the run begins, so that
+a failure can be written down as a file, made shorter, and run again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random
+
+import msgspec
+
+# Seconds in which work comes and things go wrong; then faults stop, and everything must settle.
+STORM_S = 200.0
+# Faults longer than this are a long absence: rare, because the virtual beats of a long silence are most of what a run costs.
+LONG_S = 3_600.0
+# Longer than a run is given to settle.
+ENDLESS_S = 20_000.0
+MOST_FAULTS = 9
+
+
+class Work(msgspec.Struct, frozen=True, kw_only=True):
+    """A tenant's job."""
+
+    at: float
+    tenant: str
+    slots: int
+    runs_s: float
+    code: int = 0
+    outputs: bool = False
+    wall_s: int = 600
+    cancel_at: float | None = None
+
+
+class LocalWork(msgspec.Struct, frozen=True, kw_only=True):
+    """The owner's own job on a site's machine."""
+
+    at: float
+    site: str
+    slots: int
+    runs_s: float
+
+
+class Fault(msgspec.Struct, frozen=True, kw_only=True):
+    """`what` is a key of `intertie.sim.faults.FAULTS`; `who` a party or host."""
+
+    at: float
+    what: str
+    who: str
+    lasts: float = 0.0
+    size: float = 0.0
+
+
+class Scenario(msgspec.Struct, frozen=True, kw_only=True):
+    """`sites`: slots of each. `schedulers`: copies of that service."""
+
+    seed: int
+    sites: list[int]
+    schedulers: int = 1
+    work: list[Work] = []
+    local: list[LocalWork] = []
+    faults: list[Fault] = []
+
+    @property
+    def calm_at(self) -> float:
+        """From here on nothing goes wrong any more."""
+        return max([STORM_S / 2, *(fault.at + fault.lasts for fault in self.faults), *(work.at for work in self.work)])
+
+
+def draw(seed: int, only: Sequence[str] = ()) -> Scenario:
+    """The scenario of a seed. `only`: faults of these kinds and no others, and the most that there may be."""
+    rng = Random(f"scenario {seed}")
+    sites = [rng.randint(1, 4) for _ in range(rng.choice((1, 2, 2, 3)))]
+    names = [f"site-{n}" for n in range(len(sites))]
+    schedulers = 1
+    work = [_work(rng, max(sites)) for _ in range(rng.randint(3, 8))]
+    local = [
+        LocalWork(
+            at=rng.uniform(5, STORM_S * 0.8),
+            site=(site := rng.choice(names)),
+            slots=rng.randint(1, sites[names.index(site)]),
+            runs_s=rng.uniform(1, 90),
+        )
+        for _ in range(rng.choice((0, 1, 2, 3)))
+    ]
+    hub = ["metering", *(f"scheduler-{n}" for n in range(schedulers))]
+    many = MOST_FAULTS if only else rng.randint(0, MOST_FAULTS)
+    faults = sorted((_fault(rng, names, hub, only) for _ in range(many)), key=lambda fault: fault.at)
+    return Scenario(seed=seed, sites=sites, schedulers=schedulers, work=work, local=local, faults=faults)
+
+
+def _work(rng: Random, largest: int) -> Work:
+    at = rng.uniform(2, STORM_S * 0.7)
+    if rng.random() < 0.1:
+        # It ends only if its cancel arrives.
+        return Work(at=at, tenant="acme", slots=1, runs_s=ENDLESS_S, wall_s=int(ENDLESS_S), cancel_at=at + rng.uniform(1, 40))
+    return Work(
+        at=at,
+        tenant=rng.choice(("acme", "acme", "beta")),
+        slots=rng.randint(1, largest),
+        runs_s=rng.choice((0.0, rng.uniform(0.1, 5), rng.uniform(5, 90))),
+        code=rng.choice((0, 0, 0, 3)),
+        outputs=rng.random() < 0.25,
+        wall_s=rng.choice((600, 600, 600, 20)),
+        cancel_at=at + rng.choice((rng.uniform(0, 1), rng.uniform(0, 3), rng.uniform(0, 60))) if rng.random() < 0.4 else None,
+    )
+
+
+def _fault(rng: Random, sites: list[str], hub: list[str], only: Sequence[str]) -> Fault:
+    at = rng.uniform(2, STORM_S * 0.8)
+    kinds = list(only) or list(_SHARES)
+    what = rng.choices(kinds, weights=[_SHARES[kind][0] for kind in kinds])[0]
+    who = rng.choice({"site": sites, "hub": hub, "any": [*sites, *sites, *hub], "all": ["all"], "clock": [*sites, "hub"]}[_SHARES[what][1]])
+    lasts = rng.choice((rng.uniform(0.5, 5), rng.uniform(5, 60), rng.uniform(30, 120)))
+    if what in ("cut", "crash") and rng.random() < 0.03:
+        lasts = rng.uniform(600, LONG_S)
+    size = rng.random()
+    if what == "step":
+        size = rng.choice((-1, 1)) * (rng.uniform(0.1, 20) if who == "hub" else rng.choice((rng.uniform(0.1, 5), rng.uniform(5, 7_200))))
+    return Fault(at=round(at, 3), what=what, who=who, lasts=round(lasts, 3), size=round(size, 3))
+
+
+_SHARES: dict[str, tuple[int, str]] = {
+    "cut": (4, "any"),
+    "deaf_in": (3, "any"),
+    "deaf_out": (3, "any"),
+    "lossy": (4, "any"),
+    "slow": (3, "any"),
+    "doubled": (3, "any"),
+    "reordered": (2, "any"),
+    "crash": (6, "any"),
+    "doom_before": (4, "any"),
+    "doom_after": (4, "any"),
+    "pause": (4, "site"),
+    "power": (2, "site"),
+    "supervisor": (2, "site"),
+    "disk_full": (2, "site"),
+    "step": (3, "clock"),
+    "database": (2, "hub"),
+    "gateway": (1, "all"),
+    "bus_down": (2, "all"),
+    "wipe": (2, "all"),
+    "hub_gone": (1, "all"),
+}
+"""How often each is drawn among a hundred or so, and whom it may strike."""

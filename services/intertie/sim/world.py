@@ -1,0 +1,408 @@
+"""One run: a scenario happens to a federation, faults stop, everything settles, and the invariants are asked. The same seed, the same run."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import sys
+import tempfile
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterator, MutableMapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import structlog
+
+from intertie.agent.adapters.fake import Run
+from intertie.bus import rpc
+from intertie.contracts import endpoints
+from intertie.contracts.job import CancelJob, JobSpec, OnSilence, Resources, SubmitJob
+from intertie.contracts.site import DeviceKind
+from intertie.contracts.usage import AgreeSpec, Price
+from intertie.errors import IntertieError, Refused, Stale, Unavailable
+from intertie.ids import Digest, JobId, TenantName, minting
+from intertie.sim import checks, hub
+from intertie.sim.bus import Link, SimBroker, SimBus
+from intertie.sim.clock import HostClock
+from intertie.sim.disk import Machine, MeteringDisk, Moments, SchedulerDisk, SimTransfer
+from intertie.sim.faults import FAULTS, strikes
+from intertie.sim.host import Agent, Host, joined_as
+from intertie.sim.loop import Party, Stuck, VirtualLoop
+from intertie.sim.scenario import Fault, LocalWork, Scenario, Work
+from intertie.trust.keys import Key
+
+# When faults have stopped everything is settled after this much virtual time: the longest job, the longest back-off of a faulty site (300 s),
+# offers that nobody answers (60 s, scaled), and beats to find out about each.
+SETTLE_S = 1_800.0
+LOOK_S = 5.0
+# Factor on every beat of the product: fewer beats a virtual hour, the same rules.
+SCALE = 4.0
+ACME, BETA = TenantName("acme"), TenantName("beta")
+# Lines of a story that a person reads.
+STORY = 60
+# Between a client's tries.
+AGAIN_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """`trace`: a digest of everything that happened, in order; the same for the same scenario."""
+
+    scenario: Scenario
+    violations: tuple[str, ...]
+    story: tuple[str, ...]
+    trace: str
+    virtual_s: float
+    steps: int
+
+    def __str__(self) -> str:
+        faults = strikes(self.scenario.faults) or "none"
+        return (
+            f"seed {self.scenario.seed}: {len(self.violations)} violations after {self.virtual_s:.0f} virtual s, {self.steps} steps, trace {self.trace}\n"
+            + "\n".join(f"  ✗ {text}" for text in self.violations)
+            + f"\nsites {self.scenario.sites}, schedulers {self.scenario.schedulers}, faults\n{faults}\nstory\n"
+            + "\n".join(self.story)
+        )
+
+
+@dataclass
+class Process:
+    """A hub process that is started again when it is gone."""
+
+    work: Callable[[SimBus], Coroutine[Any, Any, None]]
+    party: Party
+    back_in: float = 1.0
+
+
+@dataclass
+class World:
+    loop: VirtualLoop
+    scenario: Scenario
+    folder: Path
+    violations: list[str] = field(default_factory=list)
+    story: deque[str] = field(default_factory=lambda: deque(maxlen=STORY))
+    jobs: dict[int, JobId] = field(default_factory=dict)
+    """Number of the work in the scenario → the job that it became."""
+    asked: int = 0
+    """Works whose job, and cancel if any, were taken in."""
+    stored: dict[Digest, int] = field(default_factory=dict)
+    gateway_away: bool = False
+
+    def __post_init__(self) -> None:
+        seed = self.scenario.seed
+        self._trace = blake2b(digest_size=12)
+        chance = Random(f"moments {seed}")
+        self.moments = Moments(chance, lambda party, when: self.tell(f"{party.name} dies {when} a commit"))
+        self.hub_clock = HostClock(self.loop, rate=1 + chance.uniform(-5e-4, 5e-4))
+        self.broker = SimBroker(self.hub_clock, Random(f"network {seed}"), self._message)
+        self.key = Key("U", Random(f"key {seed}").randbytes(32))
+        self.links: dict[str, Link] = {}
+        self.scheduler_disk = SchedulerDisk(self.moments, self.hub_clock)
+        self.metering_disk = MeteringDisk(self.moments, self.hub_clock)
+        self.hosts = {name: self._host(name, slots) for name, slots in zip(self._names(), self.scenario.sites, strict=True)}
+        self.services: dict[str, Process] = {}
+        self.restarts: dict[str, float] = {}
+        self.fate = Party("fate")
+
+    def _names(self) -> list[str]:
+        return [f"site-{n}" for n in range(len(self.scenario.sites))]
+
+    def _host(self, name: str, slots: int) -> Host:
+        rng = Random(f"host {name} {self.scenario.seed}")
+        clock = HostClock(self.loop, offset_s=rng.uniform(-5, 5), rate=1 + rng.uniform(-5e-4, 5e-4))
+        machine = Machine(name, self.folder, self._began)
+        host = Host(name, slots, clock, Key("U", rng.randbytes(32)), machine, rng, SCALE)
+        self.links[name] = host.link
+        return host
+
+    # --- what is seen ---
+
+    def tell(self, text: str) -> None:
+        line = f"{self.loop.time():9.3f}  {text}"
+        self.story.append(line)
+        self._trace.update(line.encode())
+
+    def wrong(self, text: str) -> None:
+        if text not in self.violations:
+            self.tell(f"VIOLATION {text}")
+            self.violations.append(text)
+
+    def _message(self, party: str, subject: str, size: int) -> None:
+        self._trace.update(f"{self.loop.time():.6f} {party} {subject} {size}".encode())
+
+    def _began(self, machine: Machine, run: Run) -> None:
+        """Invariants that speak of this instant are asked at this instant: a start is what can break them."""
+        self.tell(f"{run.attempt.id} of {run.attempt.job} starts at {machine.name} on {','.join(run.attempt.devices)}")
+        for text in checks.at_start(self, machine, run):
+            self.wrong(text)
+
+    # --- processes ---
+
+    def link(self, who: str) -> Link:
+        return self.links[who]
+
+    def serve(self, name: str, work: Callable[[SimBus], Coroutine[Any, Any, None]]) -> None:
+        self.links.setdefault(name, Link())
+        self.services[name] = Process(work, Party(name))
+        self._start_service(name)
+
+    def _start_service(self, name: str) -> None:
+        process = self.services[name]
+        process.party = Party(name)
+        bus = self.broker.connect(process.party, self.links[name])
+        task = process.party.spawn(process.work(bus), name)
+        task.add_done_callback(lambda done: self._over(name, done))
+
+    def _start_agent(self, name: str) -> None:
+        host = self.hosts[name]
+        transfer = SimTransfer(self.stored, lambda: self.gateway_away, self.moments)
+        joined = joined_as(host.site, self.key.public, ACME)
+        agent = host.boot_agent(self.broker, joined, transfer, self.moments, self.folder)
+        task = agent.party.tasks[0]
+        task.add_done_callback(lambda done: self._over(name, done))
+
+    def _over(self, name: str, task: asyncio.Task[None]) -> None:
+        """A process is gone: by a fault, or by an error of its own, which is a violation unless it only says that something is away."""
+        if self.over:
+            return
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            for leaf in _leaves(error):
+                if not isinstance(leaf, Unavailable | Stale):
+                    self.wrong(f"process {name} ended by its own error: {leaf!r}")
+        self._party(name).kill()
+        back = self.restarts.pop(name, 1.0)
+        self.tell(f"{name} is gone, back in {back:.1f} s")
+        self.loop.call_later(back, self._again, name, context=self.fate.context())
+
+    over: bool = False
+
+    def _again(self, name: str) -> None:
+        if self.over:
+            return
+        self.tell(f"{name} starts again")
+        if name in self.hosts:
+            self._start_agent(name)
+        else:
+            self._start_service(name)
+
+    def _party(self, name: str) -> Party:
+        if name in self.hosts:
+            agent = self.hosts[name].agent
+            assert agent is not None
+            return agent.party
+        return self.services[name].party
+
+    def kill(self, name: str, *, back_in: float) -> None:
+        party = self._party(name)
+        if not party.dead:
+            self.restarts[name] = back_in
+            party.kill()
+
+    def doom(self, name: str, when: str, *, at: int = 1, back_in: float = 0.0) -> None:
+        """Let it die on that side of its `at`th commit from now."""
+        party = self._party(name)
+        party.doom, party.doom_in = when, at
+        if when and not party.dead:
+            self.restarts[name] = min(back_in, 20.0)
+
+    def pause(self, name: str) -> None:
+        self._party(name).pause()
+
+    def resume(self, name: str) -> None:
+        self._party(name).resume()
+
+    def lose_power(self, name: str, *, back_in: float) -> None:
+        host = self.hosts[name]
+        host.machine.lose_power(host.clock.boot_s())
+        self.kill(name, back_in=max(back_in, 3.0))
+        host.clock.reboot()
+
+    def lose_supervisor(self, name: str, which: float) -> None:
+        host = self.hosts[name]
+        if live := host.machine.live():
+            host.machine.lose_supervisor(live[int(which * len(live))], host.clock.boot_s())
+
+    # --- what is asked ---
+
+    async def _client(self) -> None:
+        party = Party("user")
+        bus = self.broker.connect(party, Link())
+
+        def begin() -> None:
+            agree = AgreeSpec(
+                title="standard",
+                provider="platform",
+                consumer="*",
+                currency="CNY",
+                prices=[Price(kind=DeviceKind.SLOT, per_hour=checks.SLOT_HOUR)],
+            )
+            party.spawn(self._until_answered(bus, endpoints.AGREE_SPEC, agree, "operator:op"))
+            for number, work in enumerate(self.scenario.work):
+                party.spawn(self._work(bus, number, work))
+            for local in self.scenario.local:
+                self.loop.call_at(local.at, self._local, local, context=self.fate.context())
+
+        party.context().run(begin)
+
+    async def _until_answered(self, bus: SimBus, endpoint: Any, request: Any, claims: str) -> Any:
+        while True:
+            try:
+                return await rpc.call(bus, endpoint, request, claims=claims)
+            except Unavailable:
+                await asyncio.sleep(AGAIN_S)
+
+    async def _work(self, bus: SimBus, number: int, work: Work) -> None:
+        await asyncio.sleep(work.at)
+        script = f"sleep {work.runs_s:.3f}\n" + ("echo 42 > answer.txt\n" if work.outputs else "") + f"exit {work.code}\n"
+        spec = JobSpec(
+            name=f"work-{number}",
+            script=script,
+            resources=Resources(slots=work.slots),
+            wall_s=work.wall_s,
+            outputs=["*.txt"] if work.outputs else [],
+            on_silence=OnSilence.WAIT,
+        )
+        ask = SubmitJob(tenant=TenantName(work.tenant), spec=spec, client_key=f"key-{number}")
+        claims = f"tenant_user:ann:{work.tenant}"
+        while True:
+            try:
+                reply = await self._until_answered(bus, endpoints.SUBMIT, ask, claims)
+                break
+            except Refused as err:
+                if err.code != "scheduler.no_site_fits":
+                    raise
+                await asyncio.sleep(AGAIN_S)  # A scheduler that has just started has not asked for the pools yet.
+        self.jobs[number] = reply.job.job
+        self.tell(f"{reply.job.job} is taken in: {work.slots} slots for {work.runs_s:.1f} s, exit {work.code}")
+        if work.cancel_at is not None:
+            await asyncio.sleep(max(0.0, work.cancel_at - self.loop.time()))
+            await self._until_answered(bus, endpoints.CANCEL, CancelJob(job=reply.job.job), claims)
+            self.tell(f"{reply.job.job} is to be cancelled")
+        self.asked += 1
+
+    def _local(self, work: LocalWork) -> None:
+        host = self.hosts[work.site]
+        agent = host.agent
+        if agent is None or agent.party.dead or agent.party.paused or not agent.ready or host.disk_full:
+            return
+        agent.party.spawn(self._local_submit(agent, work), "local-user")
+
+    async def _local_submit(self, agent: Agent, work: LocalWork) -> None:
+        try:
+            job = await agent.site.owner.submit(
+                name="mine", script=f"sleep {work.runs_s:.3f}\nexit 0\n", env={}, cwd="", uid=0, slots=work.slots, wall_s=600
+            )
+        except Unavailable as err:
+            if not agent.host.disk_full:
+                self.wrong(f"invariant 12: local work at {work.site} was refused: {err.code}")
+            return
+        self.tell(f"{job.id} is the owner's own work at {work.site}")
+
+    # --- the run ---
+
+    async def play(self) -> None:
+        facts = [hub.Joined(host.site, host.pool.profile, host.key.public, (ACME, BETA)) for host in self.hosts.values()]
+        self.links["office"] = Link()
+        office = Party("office")
+        office.spawn(hub.office(self.broker.connect(office, self.links["office"]), self.hub_clock, facts), "office")
+        for n in range(self.scenario.schedulers):
+            self.serve(f"scheduler-{n}", lambda bus: hub.scheduler(self.scheduler_disk, bus, self.hub_clock, self.key, SCALE))
+        self.serve("metering", lambda bus: hub.metering(self.metering_disk, bus, self.hub_clock, self.key.public, SCALE))
+        for name in self.hosts:
+            self._start_agent(name)
+        await self._client()
+        for fault in self.scenario.faults:
+            begin, end = FAULTS[fault.what]
+            self.loop.call_at(fault.at, self._strike, begin, fault, "begins", context=self.fate.context())
+            self.loop.call_at(fault.at + fault.lasts, self._strike, end, fault, "ends", context=self.fate.context())
+        await asyncio.sleep(self.scenario.calm_at + LOOK_S)
+        limit = self.loop.time() + SETTLE_S
+        # What is waited for is rest: nothing would ring.
+        while (unsettled := checks.unsettled(self)) and self.loop.time() < limit and not self.violations:  # noqa: ASYNC110
+            await asyncio.sleep(LOOK_S)
+        if unsettled:
+            self.wrong(f"invariant 15: {SETTLE_S:.0f} s after the last fault: {unsettled}")
+        for text in await checks.after_all(self):
+            self.wrong(text)
+
+    def _strike(self, do: Callable[[World, Fault], None], fault: Fault, word: str) -> None:
+        self.tell(f"{fault.what} of {fault.who} {word}")
+        do(self, fault)
+
+    def outcome(self) -> Outcome:
+        return Outcome(self.scenario, tuple(self.violations), tuple(self.story), self._trace.hexdigest(), self.loop.time(), self.loop.steps)
+
+
+def _leaves(error: BaseException) -> Iterator[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        for inner in error.exceptions:
+            yield from _leaves(inner)
+    else:
+        yield error
+
+
+@contextmanager
+def _ears(world: World) -> Iterator[None]:
+    """Logs are not written; an exception that somebody logged and went on after is a violation: nothing here may go wrong unexpectedly."""
+
+    def hear(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+        error = event.get("exc_info")
+        if error is True:
+            error = sys.exc_info()[1]
+        if isinstance(error, Exception) and not isinstance(error, IntertieError):
+            world.wrong(f"logged and passed over: {event.get('event')}: {error!r}")
+        raise structlog.DropEvent
+
+    before = structlog.get_config()
+    structlog.configure(processors=[hear], wrapper_class=structlog.make_filtering_bound_logger(40), cache_logger_on_first_use=False)
+    try:
+        yield
+    finally:
+        structlog.configure(**before)
+
+
+def run(scenario: Scenario) -> Outcome:
+    """Let it happen. Deterministic: nothing of this machine takes part, neither its clocks nor its chance."""
+    loop = VirtualLoop()
+    ids, state = Random(f"ids {scenario.seed}"), random.getstate()
+    count = 0
+
+    def name() -> bytes:
+        nonlocal count
+        count += 1
+        # Ids sort by their making, as the real ones do.
+        return count.to_bytes(6, "big") + ids.randbytes(10)
+
+    random.seed(scenario.seed)
+    with tempfile.TemporaryDirectory(prefix="sim-") as folder, minting(name):
+        world = World(loop, scenario, Path(folder))
+        with _ears(world):
+            try:
+                loop.run_until_complete(world.fate.spawn_in(loop, world.play()))
+            except Stuck as err:
+                world.wrong(f"invariant 15: {err}")
+            for text in loop.errors:
+                world.wrong(f"an error that nobody saw: {text}")
+            outcome = world.outcome()
+            world.over = True
+            _clean_up(loop)
+    random.setstate(state)
+    return outcome
+
+
+def _clean_up(loop: VirtualLoop) -> None:
+    """End every task, so that nothing is left to be collected half done."""
+    loop.steps = 0
+    for _ in range(20):
+        left = [task for task in asyncio.all_tasks(loop) if not task.done()]
+        if not left:
+            break
+        for task in left:
+            task.cancel()
+        loop.run_until_complete(asyncio.wait(left, timeout=60))
+    loop.close()
