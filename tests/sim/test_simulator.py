@@ -68,6 +68,13 @@ def test_a_hub_that_is_gone_for_a_day_ends_nothing_and_gets_everything() -> None
     assert outcome.virtual_s > 86_400
 
 
+@pytest.mark.parametrize("seed", [1, 6])
+def test_two_copies_of_the_scheduler_know_the_same(seed: int) -> None:
+    """Found here: facts went to one copy and to disk, and the copy that led never heard of them (no mapping, no pool, for ever)."""
+    outcome = run(msgspec.structs.replace(draw(seed), schedulers=2))
+    assert not outcome.violations, str(outcome)
+
+
 def test_a_scenario_in_a_file_is_run_as_it_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "storm.json"
     file.write_bytes(msgspec.json.encode(draw(3)))

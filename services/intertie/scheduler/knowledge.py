@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -15,7 +16,9 @@ from intertie.contracts.identity import MappingsChanged, SiteKeyChanged
 from intertie.contracts.site import PoolChanged, SiteChanged, SitesQuery
 from intertie.contracts.telemetry import decode_sample
 from intertie.contracts.usage import AllowanceChanged, SpecAgreed
+from intertie.errors import Stale, Unavailable
 from intertie.ids import SiteName
+from intertie.observe import log
 from intertie.scheduler.core.given import Fact
 from intertie.scheduler.core.hearing import Hearing
 from intertie.scheduler.core.sight import Sight
@@ -39,6 +42,10 @@ TELEMETRY = f"{PREFIX}.tel.gpu.*.*"
 TELEMETRY_BACKLOG = 2_000
 # Below this age of the last word, a site whose registry lane alone is late is not called silent. BUILD 5: three lane beats.
 QUIET_S = 15.0
+# One read of a few rows a site; a copy that was not told plans and answers with what is so old at most.
+FOLLOW_S = 10.0
+
+LOG = log.get("scheduler.knowledge")
 
 
 class Knowledge:
@@ -60,11 +67,28 @@ class Knowledge:
         self.world, self.sight, self.hearing = world, sight, hearing
         self._store, self._bus, self._clock, self._claims = store, bus, clock, claims
         self._changed, self._quiet_s = changed, quiet_s
+        self._versions: dict[tuple[str, str], int] = {}
 
     async def load(self) -> None:
         """What was known when this process stopped."""
-        for fact in await self._store.known():
+        self._take(await self._store.known())
+
+    async def follow(self) -> None:
+        """An event goes to one copy of this service and then to disk: the others find it there. Until cancelled."""
+        while True:
+            await asyncio.sleep(FOLLOW_S)
+            try:
+                await self._tell(self._take(await self._store.known()))
+            except (Unavailable, Stale) as err:
+                LOG.warning("what other copies learnt is read later", code=err.code, text=err.text)
+
+    def _take(self, facts: Iterable[Fact]) -> list[Fact]:
+        """Those that are newer than what this process holds, applied."""
+        newer = [fact for fact in facts if fact.version > self._versions.get((fact.noun, fact.entity), 0)]
+        for fact in newer:
+            self._versions[(fact.noun, fact.entity)] = fact.version
             self.world.apply(fact)
+        return newer
 
     def silent_since(self, site: SiteName | None) -> datetime | None:
         """When a site that is silent now was last heard by anybody here; None while it speaks, or if no site is meant."""
@@ -112,9 +136,11 @@ class Knowledge:
         await self._learn([*(spec_fact(e, at) for e in reply.specs), *(allowance_fact(e, at) for e in reply.allowances)])
 
     async def _learn(self, facts: Sequence[Fact], meta: EventMeta | None = None) -> None:
-        newer = await self._store.learn(facts, meta)
-        for fact in newer:
-            self.world.apply(fact)
+        await self._store.learn(facts, meta)
+        # Also what another copy had put on disk before: it is as new to this process.
+        await self._tell(self._take(facts))
+
+    async def _tell(self, newer: Sequence[Fact]) -> None:
         if newer:
             await self._changed(sorted({SiteName(f.entity.split("/")[0]) for f in newer if f.noun in (MAPPINGS, POOL)}))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import tzinfo
@@ -43,11 +42,11 @@ class Parts:
     asker: Asker
 
     async def watch(self) -> None:
-        """Listen to telemetry and to sites' answers, until cancelled."""
+        """Listen to telemetry, to sites' answers, and to what other copies of this service learn, until cancelled."""
         telemetry = await self.knowledge.watch()
         answers = await self.asker.listen()
         try:
-            await asyncio.Event().wait()
+            await self.knowledge.follow()
         finally:
             await answers.close()
             await telemetry.close()
