@@ -43,7 +43,7 @@ from intertie.contracts.usage import (
     UsagePhase,
 )
 from intertie.embedded.hub import HubLayout
-from intertie.errors import Unavailable
+from intertie.errors import Refused, Unavailable
 from intertie.gateway.__main__ import GatewaySettings, application
 from intertie.gateway.objects import ObjectStore
 from intertie.ids import (
@@ -278,7 +278,12 @@ class Hub:
 
         async def taken() -> bool:
             nonlocal job
-            job = (await self.world.call(endpoints.SUBMIT, request, signed=self.as_user())).job
+            try:
+                job = (await self.world.call(endpoints.SUBMIT, request, signed=self.as_user())).job
+            except Refused as refused:
+                # The registry knows the site; the scheduler hears of it by an event a moment later.
+                if refused.code != "scheduler.no_site_fits":
+                    raise
             return job is not None
 
         await until(taken, "the job is taken")

@@ -191,8 +191,13 @@ class Stack:
         raise AssertionError(f"not within {limit_s:.0f} s: {what} {last}\n{self.logs()}")
 
     def fresh(self, name: str) -> bool:
+        """The registry hears the site, and the scheduler has been told of it (a moment later, by an event)."""
         reply = self.admin.get("/v1/sites", SitesReply, {"site": name})
-        return any(p.freshness is Freshness.FRESH and p.inventory is not None for p in reply.pools)
+        if not any(p.freshness is Freshness.FRESH and p.inventory is not None for p in reply.pools):
+            return False
+        body = SubmitBody(spec=JobSpec(name="probe", script="true"), dry_run=True)
+        looked_at = self.user.post("/v1/jobs", SubmitReply, body)
+        return name in {r.site for r in looked_at.rejections} | {pool.partition("/")[0] for pool in looked_at.fits}
 
     def submit(self, spec: JobSpec, *, key: str = "", env: Mapping[str, str] | None = None) -> JobId:
         body = SubmitBody(spec=spec, env=dict(env or {}))
