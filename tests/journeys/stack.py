@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import shutil
 import signal
@@ -16,6 +17,7 @@ import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -30,7 +32,7 @@ from intertie.contracts.job import JobRecord, JobSpec, SubmitReply
 from intertie.contracts.site import DeviceKind, Freshness, SiteKind, SitesReply
 from intertie.contracts.usage import AgreeSpec, LedgerCheck, MeterSpec, Price, Statement
 from intertie.embedded.hub import HubLayout, HubPorts, HubSettings, init_hub
-from intertie.embedded.process import Child, free_port, start_child
+from intertie.embedded.process import Child, Identity, free_port, is_running, start_child, wait_until
 from intertie.embedded.supervise import HubSupervisor, RestartPolicy
 from intertie.errors import IntertieError, Unavailable
 from intertie.ids import JobId, SiteName, TenantName, mint
@@ -125,6 +127,8 @@ class Stack:
                 child = site.child
                 await self.do(lambda child=child: child.stop(10.0))  # type: ignore[misc]  # bound now
         await self.supervisor.stop()
+        for site in self.sites.values():
+            await self.do(partial(end_jobs, site.folder))
 
     # --- breaking ------------------------------------------------------------------------------------------------------------------------
 
@@ -233,6 +237,17 @@ class Stack:
             lines = [line for line in file.read_text(encoding="utf-8", errors="replace").splitlines() if '"info"' not in line]
             parts.append(f"── {file.name}\n" + "\n".join(line[:600] for line in lines[-6:]))
         return "\n".join(parts)
+
+
+def end_jobs(folder: Path) -> None:
+    """Jobs outlive their agent, as they should; those of a test that is over are ended by their supervisors."""
+    for file in folder.glob("jobs/*/supervisor.json"):
+        with contextlib.suppress(OSError, ValueError):
+            told = json.loads(file.read_text(encoding="ascii"))
+            supervisor = Identity(pid=told["pid"], start_ticks=told["start_ticks"], boot_id=told["boot_id"])
+            if is_running(supervisor):
+                os.kill(supervisor.pid, signal.SIGTERM)
+                wait_until(lambda supervisor=supervisor: not is_running(supervisor), 5.0)  # type: ignore[misc]  # bound now
 
 
 @contextlib.contextmanager
