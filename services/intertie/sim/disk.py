@@ -71,13 +71,11 @@ def gist(store: MemoryStore) -> tuple[int, ...]:
     return (store.last_row, len(store.seen), *(len(held.get(name, ())) for name in ("lane_entries", "lane_open")))
 
 
-class SchedulerDisk(MemorySchedulerStore):
-    """PostgreSQL of the scheduler, seen over a network."""
+class Networked(MemoryStore):
+    """A twin as a service sees its PostgreSQL over a network: away at times, and a process may die just before or after a commit."""
 
-    def __init__(self, moments: Moments, clock: Clock) -> None:
-        super().__init__(clock=clock)
-        self._moments = moments
-        self._away = False
+    _moments: Moments
+    _away = False
 
     def refuse(self, away: bool) -> None:
         self._away = away
@@ -102,35 +100,20 @@ class SchedulerDisk(MemorySchedulerStore):
         await self._moments.pass_by()
 
 
-class MeteringDisk(MemoryMetering):
-    """PostgreSQL of metering, seen over a network."""
+class SchedulerDisk(Networked, MemorySchedulerStore):
+    """PostgreSQL of the scheduler."""
 
     def __init__(self, moments: Moments, clock: Clock) -> None:
-        super().__init__(clock=clock)
         self._moments = moments
-        self._away = False
+        MemorySchedulerStore.__init__(self, clock=clock)
 
-    def refuse(self, away: bool) -> None:
-        self._away = away
 
-    def _copied(self, value: Any) -> Any:
-        """One level is enough for this twin, and most of a run's time otherwise."""
-        return value.copy() if isinstance(value, dict | list | set) else value
+class MeteringDisk(Networked, MemoryMetering):
+    """PostgreSQL of metering."""
 
-    @asynccontextmanager
-    async def transaction(self, *, timeout_s: float = 5.0, reserved: bool = False, read_only: bool = False) -> AsyncIterator[MemoryStore]:
-        await self._moments.pass_by()
-        if self._away:
-            raise Unavailable("store.unavailable", "the database is away")
-        before = gist(self)
-        async with super().transaction() as tx:
-            yield tx
-            changed = gist(self) != before
-            if changed:
-                self._moments.doom("before")
-        if changed:
-            self._moments.doom("after")
-        await self._moments.pass_by()
+    def __init__(self, moments: Moments, clock: Clock) -> None:
+        self._moments = moments
+        MemoryMetering.__init__(self, clock=clock)
 
 
 class SimJournal(SqliteJournal):
