@@ -54,6 +54,10 @@ LOGS = Endpoint("qry", "scheduler", "logs", j.LogsQuery, k.LogChunk, "job.logs")
 ATTEMPTS = Endpoint("qry", "scheduler", "attempts", j.AttemptsQuery, j.AttemptsReply, "service.snapshot")
 SET_QUOTA = Endpoint("cmd", "scheduler", "set_quota", j.SetQuota, j.QuotasReply, "quota.set")
 QUOTAS = Endpoint("qry", "scheduler", "quotas", Empty, j.QuotasReply, "quota.read")
+PREEMPT = Endpoint("cmd", "scheduler", "preempt", j.PreemptJob, j.JobRecord, "job.preempt")
+CLOSE_ATTEMPT = Endpoint("cmd", "scheduler", "close_attempt", j.CloseAttempt, j.JobRecord, "attempt.close")
+SET_GRANT = Endpoint("cmd", "scheduler", "set_grant", j.SetGrant, j.GrantsReply, "grant.set")
+GRANTS = Endpoint("qry", "scheduler", "grants", Empty, j.GrantsReply, "grant.read")
 SCHEDULER_AUDIT = Endpoint("qry", "scheduler", "audit", i.AuditQuery, i.AuditReply, "audit.read")
 
 # metering

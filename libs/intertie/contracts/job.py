@@ -172,7 +172,7 @@ class AttemptRecord(Contract, frozen=True, kw_only=True):
     kind: DeviceKind
     account: str
     state: str
-    """`offered` · `claimed` · `staging` · `running` · `ended` · `withdrawn` · `refused` · `not_started`."""
+    """`offered` · `claimed` · `staging` · `running` · `ended` · `withdrawn` · `refused` · `not_started` · `lost`."""
     why_here: Text
     spec: SpecId | None
     spec_revision: NonNegative
@@ -192,6 +192,14 @@ class AttemptRecord(Contract, frozen=True, kw_only=True):
     islanded: bool = False
     result: ResultRef | None = None
     log_tail: Text = ""
+    replaced_by: AttemptId | None = None
+    """Its site was silent beyond the lease of `rerun` work, so another attempt was made; if this one still ran, its supervisor has stopped it."""
+    lost_by: Instant | None = None
+    """The promised date: silent until then, it is closed as `lost`."""
+    refined: bool = False
+    """It was closed as `lost`, and later evidence has said once how it ended."""
+    islanded_submit: bool = False
+    """Taken in by the site itself under an islanded allowance."""
     version: Positive
 
 
@@ -211,6 +219,10 @@ class JobRecord(Contract, frozen=True, kw_only=True):
     attempts: list[AttemptRecord]
     site_silent_since: Instant | None = None
     """Set beside the state while the site that holds the job is not heard."""
+    survivor: AttemptId | None = None
+    """Chosen once, where more than one attempt could be the job's: a success on disk beats a run."""
+    delivered: AttemptId | None = None
+    """Whose result the job's is, once it is at the gateway."""
     trace_id: str = ""
     version: Positive
 
@@ -304,6 +316,52 @@ class CancelJob(Contract, frozen=True, kw_only=True):
 
     job: JobId
     reason: Text = ""
+
+
+class PreemptJob(Contract, frozen=True, kw_only=True):
+    """`cmd.scheduler.preempt`: stop its attempt for somebody else's sake; restartable work is queued again, and the platform pays what ran."""
+
+    job: JobId
+    reason: Annotated[str, msgspec.Meta(min_length=1, max_length=4_000)]
+
+
+class CloseAttempt(Contract, frozen=True, kw_only=True):
+    """`cmd.scheduler.close_attempt`: a named person says that an attempt at a silent site is to wait no longer. It becomes `lost` now; later
+    evidence may refine it once. Its devices stay counted until the site speaks, unless `site_gone`."""
+
+    attempt: AttemptId
+    reason: Annotated[str, msgspec.Meta(min_length=1, max_length=4_000)]
+    site_gone: bool = False
+
+
+class SetGrant(Contract, frozen=True, kw_only=True):
+    """`cmd.scheduler.set_grant`: what a tenant may use at a site while that site is islanded; `devices` 0 takes it away."""
+
+    tenant: TenantName
+    site: SiteName
+    kind: DeviceKind
+    devices: NonNegative
+    card_hours: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    """In all, per absence; None: no bound of its own."""
+    valid_days: Annotated[int, msgspec.Meta(ge=1, le=366)] = 30
+
+
+class GrantRecord(Contract, frozen=True, kw_only=True):
+    """An islanded allowance in force."""
+
+    tenant: TenantName
+    site: SiteName
+    kind: DeviceKind
+    devices: NonNegative
+    card_hours: int | None
+    valid_until: Instant
+    set_by: str
+
+
+class GrantsReply(Contract, frozen=True, kw_only=True):
+    """`qry.scheduler.grants`."""
+
+    grants: list[GrantRecord]
 
 
 class StoryLine(Contract, frozen=True, kw_only=True):

@@ -13,7 +13,7 @@ import msgspec
 
 from intertie.contracts.base import PREFIX, Contract, Instant, NonNegative, Positive, Text
 from intertie.contracts.job import Attribution, Cause, JobSpec, ResultRef
-from intertie.contracts.site import PoolInventory, PoolProfile
+from intertie.contracts.site import DeviceKind, PoolInventory, PoolProfile
 from intertie.ids import (
     AttemptId,
     DeviceId,
@@ -24,10 +24,14 @@ from intertie.ids import (
     PoolName,
     SessionId,
     SiteName,
+    SpecId,
     TenantName,
 )
 
-LINK_VERSION = 1
+LINK_VERSION = 2
+"""1: the spine. 2: places, new journals, leases, islanded grants, borders of periods."""
+OLDEST_VERSION = max(1, LINK_VERSION - 2)
+"""A keeper answers agents down to here, and says nothing to them that their version does not know."""
 
 
 class Lane(StrEnum):
@@ -174,7 +178,65 @@ class SettingsApplied(EntryBase, frozen=True, kw_only=True, tag="settings_applie
     revision: NonNegative
 
 
-SchedulerEntry = Claimed | OfferRefused | NotStarted | Staging | Started | Ended | ResultStored | StopAnswered | SettingsApplied
+class HeldAttempt(Contract, frozen=True, kw_only=True):
+    """An attempt of the hub's as a site holds it when it opens a new journal."""
+
+    attempt: AttemptId
+    job: JobId
+    epoch: NonNegative
+    generation: NonNegative
+    state: Annotated[str, msgspec.Meta(pattern="^(claimed|staging|running|ended|not_started)$")]
+    devices: list[DeviceId] = []
+    started: Instant | None = None
+    native_id: str = ""
+    offer: Sealed | None = None
+    """The signed `OfferBody`: a hub that lost the job adopts it from this. None for islanded work, whose `IslandedSubmit` is said again."""
+
+
+class JournalOpened(EntryBase, frozen=True, kw_only=True, tag="journal_opened"):
+    """The first entry, on each lane, of a journal that replaces another. What the old one still held is said again after it, numbered anew.
+
+    It is the way out of `forked`, `agent_restored` and `hub_restored`, and the beginning of a journal that was copied, moved, damaged or made anew.
+    """
+
+    previous: JournalId | None
+    """None: this data folder has never had one (the agent's first start, or its journal is gone without a trace)."""
+    why: Annotated[str, msgspec.Meta(pattern="^(first|forked|agent_restored|hub_restored|moved|damaged|gone)$")]
+    place: str
+    kernel_boot: str
+    same_place: bool = True
+    """The old journal lay here, on this host, in this folder: whatever it had started and is not held now, is surely gone."""
+    held: list[HeldAttempt] = []
+    """On the scheduler lane: every attempt of the hub's that this site knows of, after its job folders and native queue were searched."""
+
+
+class LostRange(EntryBase, frozen=True, kw_only=True, tag="lost_range"):
+    """Entries `first` to `last` of a journal exist nowhere any more: the keeper lost them by a restore, this site had been told to forget them."""
+
+    journal: JournalId
+    first: Positive
+    last: Positive
+    digest_last: Digest
+    """The chain's digest at `last`, which this site still knows."""
+    sealed: Sealed
+    """`journal`, lane, `first`, `last` and `digest_last` as JSON, under the site's key: a person may have to answer for it."""
+
+
+class IslandedSubmit(AttemptEntry, frozen=True, kw_only=True, tag="islanded_submit"):
+    """A tenant's work that this site took in by its islanded allowance, while the hub was silent. `job` and `attempt` were minted here."""
+
+    tenant: TenantName
+    pool: PoolName
+    devices: list[DeviceId]
+    account: str
+    spec: JobSpec
+    submitted_by: str
+    """The local account that asked."""
+    grant: Sealed
+    """The scheduler's sealed `IslandedGrant`, which is also the attribution of its segments."""
+
+
+SchedulerEntry = Claimed | OfferRefused | NotStarted | Staging | Started | Ended | ResultStored | StopAnswered | SettingsApplied | JournalOpened | LostRange | IslandedSubmit
 
 
 class SegmentClosed(EntryBase, frozen=True, kw_only=True, tag="segment"):
@@ -183,7 +245,17 @@ class SegmentClosed(EntryBase, frozen=True, kw_only=True, tag="segment"):
     sealed: Sealed
 
 
-MeteringEntry = SegmentClosed
+class PeriodClosed(EntryBase, frozen=True, kw_only=True, tag="period_closed"):
+    """A period of the settlement time zone is over here: all its segments are journalled before this, and so many they were.
+
+    Counts are of segments whose `end` lies in the period, of hub attempts only. Proof of completeness, islanded or not.
+    """
+
+    sealed: Sealed
+    """A `contracts.usage.PeriodCount`, under the site's key."""
+
+
+MeteringEntry = SegmentClosed | PeriodClosed | JournalOpened | LostRange
 
 
 class Inventory(EntryBase, frozen=True, kw_only=True, tag="inventory"):
@@ -198,7 +270,27 @@ class ProfileDeclared(EntryBase, frozen=True, kw_only=True, tag="profile"):
     profile: PoolProfile
 
 
-RegistryEntry = Inventory | ProfileDeclared
+class LendingPaused(EntryBase, frozen=True, kw_only=True, tag="lending_paused"):
+    """The owner's red button was pressed, or let go. The hub shows it as the owner's right and offers nothing meanwhile."""
+
+    paused: bool
+    until: Instant | None = None
+    """It ends by itself then; None: when the owner says so."""
+    by: str = ""
+    reason: Text = ""
+
+
+class SiteCondition(EntryBase, frozen=True, kw_only=True, tag="condition"):
+    """Whether this site can take new work at all, and why not: a full disk, a journal at its bound, a journal that was opened anew."""
+
+    accepting: bool
+    code: str = ""
+    text: Text = ""
+    self_stop: bool = True
+    """Supervisors here stop `rerun` work at the end of its lease without the agent; without this none is placed here."""
+
+
+RegistryEntry = Inventory | ProfileDeclared | LendingPaused | SiteCondition | JournalOpened | LostRange
 
 
 # --- instructions: what the hub says, on the scheduler lane ------------------------------------------------------------------------------
@@ -229,6 +321,11 @@ class OfferBody(Contract, frozen=True, kw_only=True):
     """A sealed `Attribution`; repeated in every segment."""
     traceparent: str = ""
     client_key: str = ""
+    submitted_by: str = ""
+    after: list[AttemptId] = []
+    """Attempts at this site that must be seen gone before this one starts; waited for until `start_by`. Their devices may be named here already."""
+    lease_s: NonNegative = 0
+    """Above 0 for `rerun` work: its supervisor stops it this long after the last sync whose answer renewed it."""
 
 
 class InstructionBase(Contract, frozen=True, kw_only=True, tag_field="kind"):
@@ -253,6 +350,8 @@ class Go(InstructionBase, frozen=True, kw_only=True, tag="go"):
     attempt: AttemptId
     job: JobId
     generation: Positive
+    journal: JournalId | None = None
+    """The journal that holds the claim. Another journal's claim starts nothing. None from a hub of link version 1."""
 
 
 class Withdraw(InstructionBase, frozen=True, kw_only=True, tag="withdraw"):
@@ -271,6 +370,8 @@ class Stop(InstructionBase, frozen=True, kw_only=True, tag="stop"):
     generation: Positive
     reason: Text
     grace_s: NonNegative = 10
+    cause: Cause = Cause.CANCELLED
+    """Whose doing the end is: `cancelled` by the tenant, `preempted` by owner or operator, `platform` when another attempt replaced this one."""
 
 
 class Settle(InstructionBase, frozen=True, kw_only=True, tag="settle"):
@@ -289,6 +390,23 @@ class AccountMapping(Contract, frozen=True, kw_only=True):
     account: str
 
 
+class IslandedGrant(Contract, frozen=True, kw_only=True):
+    """What a tenant may use at a site while that site is islanded; sealed by the scheduler. The hub counts it as used at a silent site."""
+
+    grant: str
+    """`<site>/<tenant>/<kind>/<revision>`."""
+    tenant: TenantName
+    site: SiteName
+    kind: DeviceKind
+    devices: NonNegative
+    """At once, the hub's own attempts of this tenant at this site included. There is no borrowing."""
+    quantity_milli_us: NonNegative | None = None
+    """Thousandths of a device × microseconds in all, per absence; None: bounded by `devices` and `valid_until` only."""
+    valid_until: Instant
+    spec: SpecId | None = None
+    spec_revision: NonNegative = 0
+
+
 class SiteSettings(Contract, frozen=True, kw_only=True):
     """What a site works by, connected or not. Each part sealed by its keeper."""
 
@@ -298,6 +416,16 @@ class SiteSettings(Contract, frozen=True, kw_only=True):
     cordoned_pools: list[PoolName] = []
     telemetry_beat_s: float = 1.0
     lane_beat_s: float = 5.0
+    at: Instant | None = None
+    """When this revision was made: how old prices, allowances and mappings are."""
+    grants: list[Sealed] = []
+    """A sealed `IslandedGrant` each."""
+    specs: list[Sealed] = []
+    """The site's own agreements with the platform (a `contracts.usage.MeterSpec` each), for its statement preview; no tenant's price."""
+    time_zone: str = "Asia/Shanghai"
+    """Settlement time zone: where periods end."""
+    drill: str = ""
+    """Id of a drill that is on, empty otherwise."""
 
 
 # --- the exchange ------------------------------------------------------------------------------------------------------------------------
@@ -310,6 +438,8 @@ class Sync(Contract, frozen=True, kw_only=True):
     site: SiteName
     session: SessionId
     """New at each start of the agent."""
+    place: str = ""
+    """Where the journal lies: a digest of host and folder. A restart in the same place and kernel boot goes on with the session before."""
     lane: Lane
     nonce: Positive
     """New for each try; the answer repeats it."""
@@ -341,12 +471,19 @@ class LaneState(StrEnum):
     AGENT_RESTORED = "agent_restored"
     HUB_RESTORED = "hub_restored"
     SUPERSEDED = "superseded"
+    """Another session of this site took over: this agent starts nothing, keeps what runs, and says so until a person restarts it."""
+    CONTESTED = "contested"
+    """Sessions from different places took over from each other three times in ten minutes: no instruction to either."""
+    VERSION = "version"
+    """The site speaks a newer version than this keeper: upgrade the hub; what runs goes on."""
     BUSY = "busy"
 
 
 class Synced(Contract, frozen=True, kw_only=True):
     """keeper → agent, after the commit."""
 
+    v: Positive = 1
+    """The keeper's version; 1 where it is not said."""
     nonce: Positive
     state: LaneState = LaneState.OK
     ack_through: NonNegative
@@ -354,6 +491,7 @@ class Synced(Contract, frozen=True, kw_only=True):
     instructions: list[Instruction] = []
     more: bool = False
     lease_s: NonNegative = 0
+    """Scheduler lane only: `rerun` work of this site may run on for this long, counted from the sending of the sync that this answers."""
     epoch: NonNegative
     settings: Sealed | None = None
     """Sent when the site's revision is older."""
@@ -407,6 +545,8 @@ class SiteStatus(Contract, frozen=True, kw_only=True, tag_field="kind", tag="sta
     waiting: NonNegative
     journal_entries: NonNegative
     version: str
+    paused_until: Instant | None = None
+    paused: bool = False
 
 
 class AskRefused(Contract, frozen=True, kw_only=True, tag_field="kind", tag="refused"):

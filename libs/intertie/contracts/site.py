@@ -122,6 +122,7 @@ class PoolInventory(Contract, frozen=True, kw_only=True):
     waiting: NonNegative
     accepting: bool = True
     """False while the owner has paused lending."""
+    paused_until: Instant | None = None
 
 
 class PoolRecord(Contract, frozen=True, kw_only=True):
@@ -160,6 +161,20 @@ class SiteRecord(Contract, frozen=True, kw_only=True):
     """Our answers arrive there: the taken nonce moves."""
     clock_offset_s: float | None
     agent_version: str
+    paused: bool = False
+    """The owner has pressed the red button: their right, and no fault."""
+    paused_until: Instant | None = None
+    paused_reason: Text = ""
+    accepting: bool = True
+    """False while the site cannot take new work (disk, journal); `condition` says why."""
+    condition: Text = ""
+    self_stop: bool = False
+    """`rerun` work may be placed here: its supervisors stop it without the agent."""
+    lanes: dict[str, str] = {}
+    """Lanes that stand still: `forked`, `superseded`, `contested` …; empty when all is well."""
+    left_at: Instant | None = None
+    drill_passed_at: Instant | None = None
+    """The last cut that was rehearsed here and whose books agreed."""
     version: Positive
 
 

@@ -68,6 +68,19 @@ class Segment(Contract, frozen=True, kw_only=True):
     """The scheduler's sealed `Attribution`; None only for work that had none, which waits in suspense."""
 
 
+class PeriodCount(Contract, frozen=True, kw_only=True):
+    """What a site says of a period that is over: so much it has journalled, whether or not all of it has arrived."""
+
+    site: SiteName
+    period: str
+    """`2026-12`."""
+    start: Instant
+    end: Instant
+    attempts: NonNegative
+    segments: NonNegative
+    quantity_milli_us: NonNegative
+
+
 class WhoPays(StrEnum):
     TENANT = "tenant"
     SITE = "site"

@@ -45,6 +45,12 @@ TABLE: Mapping[str, Mapping[Role, Relation]] = {
     "work.upload": {_ADMIN: _TENANT, _USER: _TENANT},
     "work.download": {_SITE: _AT_SITE},
     "result.upload": {_SITE: _AT_SITE},
+    # The owner's own reclaim is done at the site, and needs no hub; this is the same wish said here.
+    "job.preempt": {_OPERATOR: _ANY, _OWNER: _AT_SITE},
+    # A named person's word where a site is silent: never the tenant's, who would gain by it, nor the owner's, who would too.
+    "attempt.close": {_OPERATOR: _ANY},
+    "grant.set": {_OPERATOR: _ANY},
+    "grant.read": {_OPERATOR: _ANY, _AUDITOR: _ANY, _ADMIN: _TENANT, _OWNER: _AT_SITE},
     "quota.set": {_OPERATOR: _ANY},
     "quota.read": {_OPERATOR: _ANY, _AUDITOR: _ANY, _SERVICE: _ANY, _ADMIN: _TENANT, _USER: _TENANT},
     # Money. The platform's side is the operator's; each other party sees its own agreements and statements.
