@@ -31,6 +31,10 @@ result.download    .  t  t  .  .  .  .
 work.upload        .  t  t  .  .  .  .
 work.download      .  .  .  .  .  .  s
 result.upload      .  .  .  .  .  .  s
+job.preempt        a  .  .  s  .  .  .
+attempt.close      a  .  .  .  .  .  .
+grant.set          a  .  .  .  .  .  .
+grant.read         a  t  .  s  a  .  .
 quota.set          a  .  .  .  .  .  .
 quota.read         a  t  t  .  a  a  .
 spec.agree         a  .  .  .  .  .  .

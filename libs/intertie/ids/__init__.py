@@ -40,7 +40,7 @@ Digest = NewType("Digest", str)
 """`sha256:` and 64 hex digits, of the exact bytes."""
 
 NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?\Z")
-RESERVED = frozenset({"hub", "local", "all", "none", "unknown", "intertie"})
+RESERVED = frozenset({"canary", "hub", "local", "all", "none", "unknown", "intertie"})
 
 
 def _uuid() -> bytes:

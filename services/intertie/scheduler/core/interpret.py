@@ -17,6 +17,9 @@ from intertie.contracts.link import (
     AttemptEntry,
     Claimed,
     Ended,
+    IslandedSubmit,
+    JournalOpened,
+    LostRange,
     NotStarted,
     OfferRefused,
     ResultStored,
@@ -73,6 +76,8 @@ def interpret(entry: SchedulerEntry, file: File | None, source: Source, now: dat
         raise Refused("scheduler.unfit", f"{source.site} says what cannot be: {unfit}")
     if isinstance(entry, SettingsApplied):
         return Ignored(f"settings revision {entry.revision} is in force at {source.site}")
+    if isinstance(entry, JournalOpened | LostRange):
+        return Ignored("it is about no single attempt; `opened` compares")
     if file is None or file.attempt is None:
         if isinstance(entry, StopAnswered | OfferRefused | NotStarted | ResultStored):
             return Ignored(f"attempt {entry.attempt} is not known, and holds nothing")
@@ -108,6 +113,8 @@ def interpret(entry: SchedulerEntry, file: File | None, source: Source, now: dat
             return _ended(telling, entry)
         case StopAnswered():
             return _stop_answered(telling, entry)
+        case IslandedSubmit():
+            return Ignored("the work was taken up already")
 
 
 def without_nul(entry: SchedulerEntry) -> SchedulerEntry:
