@@ -76,6 +76,7 @@ AUTHENTICATE_SITE = Endpoint("cmd", "identity", "authenticate_site", i.Authentic
 JOIN = Endpoint("cmd", "identity", "join", i.JoinSite, i.Joined, None)
 INVITE_SITE = Endpoint("cmd", "identity", "invite_site", i.InviteSite, i.Invited, "site.invite")
 REVOKE_SITE = Endpoint("cmd", "identity", "revoke_site", i.RevokeSite, i.SiteKeyRecord, "site.revoke")
+LEAVE_SITE = Endpoint("cmd", "identity", "leave_site", i.LeaveSite, i.LeaveReceipt, None)
 CREATE_TENANT = Endpoint("cmd", "identity", "create_tenant", i.CreateTenant, i.TenantRecord, "tenant.create")
 TENANTS = Endpoint("qry", "identity", "tenants", Empty, i.TenantsReply, "tenant.read")
 CREATE_TOKEN = Endpoint("cmd", "identity", "create_token", i.CreateToken, i.TokenCreated, "token.create")

@@ -8,8 +8,9 @@ from typing import Annotated, ClassVar
 import msgspec
 
 from intertie.contracts.base import Contract, Event, Instant, NonNegative, Text
+from intertie.contracts.link import Sealed
 from intertie.contracts.site import PoolProfile, SiteKind
-from intertie.ids import PrincipalId, SiteName, TenantName, TokenId
+from intertie.ids import JournalId, PrincipalId, SiteName, TenantName, TokenId
 
 
 class Role(StrEnum):
@@ -159,6 +160,48 @@ class JoinSite(Contract, frozen=True, kw_only=True):
     single_user: bool
     agent_version: str
     pools: Annotated[list[PoolProfile], msgspec.Meta(min_length=1)]
+
+
+class LeaveBody(Contract, frozen=True, kw_only=True):
+    """What a leaving site says last; sealed with its key. Lending is paused, nothing of the hub's runs, and every lane is at head."""
+
+    site: SiteName
+    journal: JournalId
+    last: dict[str, NonNegative]
+    """By lane: number of the last entry that the site journalled, all of which are on disk at their keepers."""
+    at: Instant
+    reason: Text = ""
+
+
+class LeaveSite(Contract, frozen=True, kw_only=True):
+    """`POST /v1/site/leave` and `cmd.identity.leave_site`: the seal is the proof. A repeat with the same key gives the same receipt."""
+
+    site: SiteName
+    sealed: Sealed
+    """A `LeaveBody` under the site's key."""
+
+
+class LeaveTotals(Contract, frozen=True, kw_only=True):
+    """What a receipt says. A total that identity was not told is None, never zero."""
+
+    site: SiteName
+    site_key: str
+    journal: JournalId
+    last: dict[str, NonNegative]
+    left_at: Instant
+    joined_at: Instant | None = None
+    attempts: NonNegative | None = None
+    segments: NonNegative | None = None
+    quantity_milli_us: NonNegative | None = None
+    revoked: bool = True
+    """The site's keys count no more."""
+
+
+class LeaveReceipt(Contract, frozen=True, kw_only=True):
+    """Kept by the owner: verifiable offline with identity's public key, which site.json names."""
+
+    sealed: Sealed
+    """A `LeaveTotals` under identity's key."""
 
 
 class Joined(Contract, frozen=True, kw_only=True):

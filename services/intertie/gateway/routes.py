@@ -20,6 +20,7 @@ from intertie.contracts.identity import (
     CreateToken,
     InviteSite,
     JoinSite,
+    LeaveSite,
     MapAccount,
     RevokeSite,
     RevokeToken,
@@ -165,6 +166,7 @@ def _empty(p: Parts) -> Empty:
 
 ROUTES: tuple[Route, ...] = (
     Route("POST", "/v1/join", e.JOIN, lambda p: p.parse(JoinSite), "Join a site by its one-time token", JoinSite, anonymous=True),
+    Route("POST", "/v1/site/leave", e.LEAVE_SITE, lambda p: p.parse(LeaveSite), "A site leaves, by its own key", LeaveSite, anonymous=True),
     Route("POST", "/v1/jobs", e.SUBMIT, _submit, "Submit a job", SubmitBody, status=201),
     Route("GET", "/v1/jobs", e.JOBS, _jobs, "Jobs, newest first", query=("tenant", "state", "site", "limit", "after")),
     Route("GET", "/v1/jobs/{job}", e.JOB, _job, "One job"),
