@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from decimal import Decimal
+from types import NoneType
 from typing import Annotated, Any, ClassVar, TypeVar
 
 import msgspec
@@ -136,8 +137,28 @@ def decode(data: bytes | str, kind: type[T], *, what: str = "message") -> T:
         value: T = decoder.decode(data)
     except (msgspec.ValidationError, msgspec.DecodeError, UnicodeDecodeError) as err:
         raise Refused("contract.invalid", f"{what} is not valid: {err}", next_step="compare it with schemas/") from err
-    refuse_not_finite(value, what)
+    if not _finite(value):
+        refuse_not_finite(value, what)
     return value
+
+
+_LEAVES = frozenset({str, int, bool, float, bytes, NoneType, datetime, msgspec.Raw})
+"""Types that hold no decimal: looked at for every field of every message."""
+
+
+def _finite(value: object) -> bool:
+    """Every decimal inside is a number; as `refuse_not_finite`, without a place to tell."""
+    if isinstance(value, Decimal):
+        return value.is_finite()
+    if isinstance(value, msgspec.Struct):
+        items: Iterable[object] = [getattr(value, field) for field in value.__struct_fields__]
+    elif isinstance(value, Mapping):
+        items = value.values()
+    elif isinstance(value, list | tuple):
+        items = value
+    else:
+        return True
+    return all(_finite(item) for item in items if type(item) not in _LEAVES)
 
 
 def refuse_not_finite(value: object, what: str, place: str = "$") -> None:

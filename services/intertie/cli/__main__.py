@@ -33,6 +33,7 @@ COMMANDS: Mapping[str, tuple[str, str, str]] = {
     "doctor": ("doctor", "doctor", "Check this machine, the hub and the way between."),
     "hub": ("hub", "hub", "Run a hub on this machine: init, up, status."),
     "agent": ("agent", "agent", "Run a site's agent on this machine."),
+    "sim": ("sim", "sim", "The simulator: the whole federation in virtual time, under faults drawn from a seed."),
     "local": ("local", "local", "The owner's own use of a site's machine; works with hub and bus gone."),
 }
 

@@ -9,12 +9,14 @@ from random import Random
 
 from intertie.bus.memory import IN, AccountMap, MemoryBroker, MemoryBus, _Listener
 from intertie.bus.port import Message
-from intertie.bus.subjects import matches
+from intertie.bus.subjects import INBOX, matches
 from intertie.clock import Clock
+from intertie.contracts.base import PREFIX
 from intertie.sim.loop import Party
 
 # One way inside a data centre or between two cities.
 NEAR_S, FAR_S = 0.001, 0.03
+_TELEMETRY = f"{PREFIX}.tel."
 
 
 @dataclass
@@ -81,6 +83,10 @@ class SimBroker(MemoryBroker):
     def forget_all(self, bus: MemoryBus) -> None:
         for listener in [one for held in [*self._exact.values(), self._wild] for one in held if one.bus is bus]:
             self.forget(listener)
+
+    def _cross_in(self, other: AccountMap, message: Message) -> int:
+        """Answers and telemetry cross no border inwards: most messages are these, and there are as many borders as sites."""
+        return 0 if message.subject.startswith((INBOX, _TELEMETRY)) else super()._cross_in(other, message)
 
     def _deliver(self, account: str, message: Message) -> int:
         key = (account, message.subject)

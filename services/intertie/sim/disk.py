@@ -27,7 +27,9 @@ from intertie.ids import AttemptId, Digest, JournalId
 from intertie.metering.memory import MemoryMetering
 from intertie.scheduler.memory import MemorySchedulerStore
 from intertie.sim.loop import PARTY, Party
-from intertie.store import MemoryStore
+from intertie.store import Leader, MemoryStore
+from intertie.store.memory import MemoryOutbox
+from intertie.store.outbox import OutboxRow, StreamMark
 
 T = TypeVar("T")
 
@@ -80,15 +82,22 @@ class Networked(MemoryStore):
     def refuse(self, away: bool) -> None:
         self._away = away
 
+    def answer(self) -> None:
+        if self._away:
+            raise Unavailable("store.unavailable", "the database is away")
+
     def _copied(self, value: Any) -> Any:
         """One level is enough for this twin, and most of a run's time otherwise."""
-        return value.copy() if isinstance(value, dict | list | set) else value
+        return value.copy() if type(value) in _CONTAINERS else value
+
+    @property
+    def outbox(self) -> MemoryOutbox:
+        return SimOutbox(self)
 
     @asynccontextmanager
     async def transaction(self, *, timeout_s: float = 5.0, reserved: bool = False, read_only: bool = False) -> AsyncIterator[MemoryStore]:
         await self._moments.pass_by()
-        if self._away:
-            raise Unavailable("store.unavailable", "the database is away")
+        self.answer()
         before = gist(self)
         async with super().transaction() as tx:
             yield tx
@@ -98,6 +107,23 @@ class Networked(MemoryStore):
         if changed:
             self._moments.doom("after")
         await self._moments.pass_by()
+
+
+_CONTAINERS = frozenset({dict, list, set})
+
+
+class SimOutbox(MemoryOutbox):
+    """A relay at rest asks each beat, and most often there is nothing: then it is told so without a transaction."""
+
+    async def take(self, leader: Leader, mark: StreamMark, limit: int) -> Sequence[OutboxRow]:
+        store = self._store
+        assert isinstance(store, Networked)
+        store.answer()
+        if all(row.generation >= mark.generation for row in reversed(store.rows.values())):
+            PARTY.get().must_live()
+            await store.fence(leader)
+            return ()
+        return await super().take(leader, mark, limit)
 
 
 class SchedulerDisk(Networked, MemorySchedulerStore):

@@ -111,12 +111,13 @@ class VirtualLoop(asyncio.base_events.BaseEventLoop):
     """Stock asyncio but for where time comes from: no selector, no socket, no thread."""
 
     _ready: Any
-    _scheduled: list[asyncio.TimerHandle]
-    _timer_cancelled_count: int
 
     def __init__(self) -> None:
         super().__init__()
         self._time = 0.0
+        self._planned: list[tuple[float, int, asyncio.TimerHandle]] = []
+        """A heap; the number keeps timers of one instant in the order of their making, and handles from being compared."""
+        self._plans = 0
         self.steps = 0
         self.errors: list[str] = []
         self.set_task_factory(_task)  # type: ignore[arg-type]  # typeshed's protocol leaves out `context`, which the loop passes
@@ -129,6 +130,25 @@ class VirtualLoop(asyncio.base_events.BaseEventLoop):
     def time(self) -> float:
         return self._time
 
+    # As BaseEventLoop's, less what guards against threads and slow callbacks: half of a run is spent here.
+
+    def call_soon(self, callback: Callable[..., object], *args: Any, context: Context | None = None) -> asyncio.Handle:  # type: ignore[override]  # typeshed's TypeVarTuple
+        handle = asyncio.Handle(callback, args, self, context)
+        self._ready.append(handle)
+        return handle
+
+    def call_at(self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None) -> asyncio.TimerHandle:  # type: ignore[override]  # typeshed's TypeVarTuple
+        timer = asyncio.TimerHandle(when, callback, args, self, context)
+        self._plans += 1
+        heapq.heappush(self._planned, (when, self._plans, timer))
+        return timer
+
+    def call_later(self, delay: float, callback: Callable[..., object], *args: Any, context: Context | None = None) -> asyncio.TimerHandle:  # type: ignore[override]  # typeshed's TypeVarTuple
+        return self.call_at(self._time + delay, callback, *args, context=context)
+
+    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
+        """It stays in the heap until its time, and does nothing then."""
+
     def _write_to_self(self) -> None:
         """Nobody waits in a selector."""
 
@@ -138,21 +158,19 @@ class VirtualLoop(asyncio.base_events.BaseEventLoop):
 
     def _run_once(self) -> None:
         """One turn: jump if nothing is ready, take the timers that are due, run what was ready when the turn began."""
-        ready, planned = self._ready, self._scheduled
+        ready, planned, pop = self._ready, self._planned, heapq.heappop
         self._time += TURN_S
         if not ready:
-            while planned and planned[0].cancelled():
-                heapq.heappop(planned)._scheduled = False  # type: ignore[attr-defined]  # as BaseEventLoop does
+            while planned and planned[0][2]._cancelled:
+                pop(planned)
             if not planned:
                 raise Stuck("nothing is ready and nothing is planned")
-            self._time = max(self._time, planned[0].when())
-        while planned and planned[0].when() <= self._time:
-            timer = heapq.heappop(planned)
-            timer._scheduled = False  # type: ignore[attr-defined]  # as BaseEventLoop does
-            ready.append(timer)
+            self._time = max(self._time, planned[0][0])
+        while planned and planned[0][0] <= self._time:
+            ready.append(pop(planned)[2])
         for _ in range(len(ready)):
             handle = ready.popleft()
-            if handle.cancelled():
+            if handle._cancelled:
                 continue
             party = handle._context.get(PARTY, NOBODY)
             if party.paused:

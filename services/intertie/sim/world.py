@@ -59,6 +59,17 @@ class Outcome:
     virtual_s: float
     steps: int
 
+    def told(self) -> dict[str, object]:
+        """For a machine: one line of it says whether a seed held, and by what it failed."""
+        found: dict[str, object] = {
+            "seed": self.scenario.seed,
+            "violations": self.violations,
+            "virtual_s": round(self.virtual_s, 1),
+            "steps": self.steps,
+            "trace": self.trace,
+        }
+        return {**found, "scenario": self.scenario, "story": self.story} if self.violations else found
+
     def __str__(self) -> str:
         faults = strikes(self.scenario.faults) or "none"
         return (
