@@ -193,6 +193,18 @@ class HeldAttempt(Contract, frozen=True, kw_only=True):
     """The signed `OfferBody`: a hub that lost the job adopts it from this. None for islanded work, whose `IslandedSubmit` is said again."""
 
 
+class PastJournal(Contract, frozen=True, kw_only=True):
+    """A journal that lay in this data folder before, as far as one lane is concerned."""
+
+    journal: JournalId
+    forgotten_through: NonNegative
+    """Its entries up to here exist at the keeper alone."""
+    digest: Digest
+    """The chain's digest at `forgotten_through`."""
+    lost_from: NonNegative = 0
+    """Above 0: from this entry on even the keeper lacks what was forgotten; a `LostRange` follows that says so."""
+
+
 class JournalOpened(EntryBase, frozen=True, kw_only=True, tag="journal_opened"):
     """The first entry, on each lane, of a journal that replaces another. What the old one still held is said again after it, numbered anew.
 
@@ -208,6 +220,8 @@ class JournalOpened(EntryBase, frozen=True, kw_only=True, tag="journal_opened"):
     """The old journal lay here, on this host, in this folder: whatever it had started and is not held now, is surely gone."""
     held: list[HeldAttempt] = []
     """On the scheduler lane: every attempt of the hub's that this site knows of, after its job folders and native queue were searched."""
+    past: list[PastJournal] = []
+    """The journals before this one, oldest first: a keeper that lacks what one of them was told to forget says so before it takes this one."""
 
 
 class LostRange(EntryBase, frozen=True, kw_only=True, tag="lost_range"):
@@ -236,7 +250,20 @@ class IslandedSubmit(AttemptEntry, frozen=True, kw_only=True, tag="islanded_subm
     """The scheduler's sealed `IslandedGrant`, which is also the attribution of its segments."""
 
 
-SchedulerEntry = Claimed | OfferRefused | NotStarted | Staging | Started | Ended | ResultStored | StopAnswered | SettingsApplied | JournalOpened | LostRange | IslandedSubmit
+SchedulerEntry = (
+    Claimed
+    | OfferRefused
+    | NotStarted
+    | Staging
+    | Started
+    | Ended
+    | ResultStored
+    | StopAnswered
+    | SettingsApplied
+    | JournalOpened
+    | LostRange
+    | IslandedSubmit
+)
 
 
 class SegmentClosed(EntryBase, frozen=True, kw_only=True, tag="segment"):
@@ -499,6 +526,8 @@ class Synced(Contract, frozen=True, kw_only=True):
     clock: Instant
     quarantined: NonNegative = 0
     """Entries of this site that the keeper holds but cannot interpret."""
+    journal: JournalId | None = None
+    """`hub_restored` only: the journal that `ack_through` is of; None if this keeper knows none of the site's."""
 
 
 # --- ask: read-only questions ------------------------------------------------------------------------------------------------------------
