@@ -2,7 +2,9 @@
 
 The job folder `jobs/<attempt>/` is the contract between them (format 1, see `intertie.agent.supervisor`):
 
+    attempt.json              0600, the agent's: all that it knew at the start, the signed offer with it: a lost journal is made anew from these
     spec.json env.json        0600, the agent's: what to run, values of the environment
+    deadline.json             0600, the agent's, renewed: until when leased work may run
     script                    0500, the job's account: what the user wrote
     work/ tmp/                0700, the job's account: where it runs
     log                       0600: stdout and stderr, the file itself, no pipe
@@ -33,6 +35,7 @@ from intertie.agent import accounts, procs, supervisor
 from intertie.agent.accounts import LocalAccount
 from intertie.agent.adapters.port import Chunk, Presence
 from intertie.agent.core.attempts import Exit
+from intertie.agent.core.leases import Deadline
 from intertie.agent.core.model import Attempt, StartedRecord
 from intertie.agent.outputs import pack_outputs
 from intertie.contracts.job import ResultRef
@@ -83,6 +86,13 @@ class _Exit(msgspec.Struct, frozen=True):
     max_rss_kib: int
 
 
+class _Kept(msgspec.Struct, frozen=True):
+    """`attempt.json`."""
+
+    format: int
+    attempt: Attempt
+
+
 def find_cgroups() -> Path | None:
     """Where cgroup v2 is mounted, if we may make groups there; containment and kill by the kernel itself."""
     for line in Path("/proc/self/mounts").read_text(encoding="utf-8", errors="replace").splitlines():
@@ -114,6 +124,10 @@ class ProcessAdapter:
     def single_user(self) -> bool:
         return not accounts.is_root()
 
+    @property
+    def self_stop(self) -> bool:
+        return True
+
     def may_run_as(self, account: str) -> str:
         return "" if self.single_user else accounts.why_not(account)
 
@@ -128,6 +142,9 @@ class ProcessAdapter:
         except OSError as err:
             if err.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise Unavailable("agent.disk_full", f"no room for {attempt.id} below {self.folder}", retry_after_s=10) from err
+            if err.errno in (errno.EIO, errno.EROFS):
+                text = f"the disk below {self.folder} cannot be written: {err.strerror}"
+                raise Unavailable("agent.disk_broken", text, retry_after_s=60) from err
             raise Refused("agent.prepare", f"{attempt.id} cannot be prepared: {err}") from err
 
     def _account(self, attempt: Attempt) -> LocalAccount | None:
@@ -168,10 +185,12 @@ class ProcessAdapter:
             "wall_s": attempt.spec.wall_s,
             "grace_s": 10,
             "cgroup": str(self.cgroups / attempt.id) if self.cgroups else None,
+            "leased": attempt.lease_s > 0,
         }
         if who is not None:
             spec |= {"uid": who.uid, "gid": who.gid, "groups": list(who.groups)}
         _write(home / "env.json", json.dumps(self._env(attempt, home, cwd, who)).encode("utf-8"), 0o600, sync=False)
+        _write(home / "attempt.json", msgspec.json.encode(_Kept(supervisor.FORMAT, attempt), decimal_format="string"), 0o600, sync=False)
         _write(home / "spec.json", json.dumps(spec).encode("utf-8"), 0o600, sync=False)
 
     def _env(self, attempt: Attempt, home: Path, cwd: str, who: LocalAccount | None) -> dict[str, str]:
@@ -288,6 +307,42 @@ class ProcessAdapter:
         found: procs.Identity | None = self._json(attempt, "supervisor.json", procs.Identity)
         return found
 
+    # --- leases ---
+
+    async def renew(self, attempt: AttemptId, until: Deadline) -> None:
+        def write() -> None:
+            # No fsync: a lease that a power loss took was over with that boot.
+            _write(self.home(attempt) / "deadline.json", msgspec.json.encode(until), 0o600, sync=False)
+
+        try:
+            await asyncio.to_thread(write)
+        except OSError as err:
+            raise Unavailable("agent.lease_not_renewed", f"the lease of {attempt} stands as it was: {err.strerror}") from err
+
+    async def deadline(self, attempt: AttemptId) -> Deadline | None:
+        def read() -> Deadline | None:
+            try:
+                return msgspec.json.decode((self.home(attempt) / "deadline.json").read_bytes(), type=Deadline)
+            except (OSError, msgspec.DecodeError):
+                return None
+
+        return await asyncio.to_thread(read)
+
+    # --- what is there ---
+
+    async def found(self) -> list[Attempt]:
+        return await asyncio.to_thread(self._found)
+
+    def _found(self) -> list[Attempt]:
+        kept: list[Attempt] = []
+        for home in sorted(self.folder.iterdir()):
+            if (home / "fenced").exists():
+                continue
+            record: _Kept | None = self._json(AttemptId(home.name), "attempt.json", _Kept)
+            if record is not None and record.attempt.id == home.name:
+                kept.append(record.attempt)
+        return kept
+
     async def presence(self, attempt: AttemptId) -> Presence:
         home = self.home(attempt)
         if (home / "claimed").exists() and not (home / "fenced").exists():
@@ -358,6 +413,12 @@ class ProcessAdapter:
             if not Path(f"/proc/{pid}").exists():
                 del self._spawned[attempt]
 
+    async def alive(self, attempt: AttemptId) -> bool:
+        who = self._supervisor(attempt)
+        lives = who is not None and procs.alive(who)
+        # In this order: what it recorded before it went is there to be read.
+        return lives and self._started(attempt) is not None and self._exit(attempt) is None
+
     async def stop(self, attempt: AttemptId, grace_s: int) -> None:
         who = self._supervisor(attempt)
         if who is None:
@@ -409,7 +470,7 @@ class ProcessAdapter:
         def remove() -> None:
             for name in ("work", "tmp"):
                 shutil.rmtree(home / name, ignore_errors=True)
-            for name in ("env.json", "script", "supervisor.py", "result.tar.gz"):
+            for name in ("attempt.json", "env.json", "script", "supervisor.py", "result.tar.gz"):
                 (home / name).unlink(missing_ok=True)
 
         await asyncio.to_thread(remove)

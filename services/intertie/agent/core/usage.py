@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
+import msgspec
+
 from intertie.agent.core.model import Attempt, StartedRecord
 from intertie.contracts.usage import Anchor, Segment, UsagePhase
 from intertie.ids import SegmentId, SiteName
@@ -72,8 +74,63 @@ def spans(*, staged_us: int, ran_us: int, packing_us: int, borders_us: Sequence[
     return cut
 
 
-def segments(attempt: Attempt, site: SiteName, spans: Sequence[Span], ids: Sequence[SegmentId], *, islanded: bool) -> list[Segment]:
-    """One `Segment` per span, the last one marked so. The attempt must have started."""
+class Cut(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a running attempt's segments are journalled, through the last border that it passed."""
+
+    told_us: int
+    """Microseconds from the anchor."""
+    segments: int
+    quantity_milli_us: int
+
+
+# A border is cut this long after it has passed: an attempt that still runs then, surely ran then.
+CUT_AFTER_US = 2_000_000
+
+
+def staged_us(attempt: Attempt, boot: str) -> int:
+    """From the go to exec; 0 if the go was in another boot, whose clock is gone."""
+    if attempt.started is None or attempt.go_boot_s is None or attempt.kernel_boot != boot:
+        return 0
+    return max(0, attempt.started.boot_ns // 1000 - int(attempt.go_boot_s * 1e6))
+
+
+def at_us(attempt: Attempt, moments: Sequence[datetime]) -> list[int]:
+    """Moments of UTC as microseconds from the attempt's one anchor. Today's wall clock has no part in it."""
+    assert attempt.started is not None
+    fixed = utc_of(attempt.started.utc_ns)
+    return [(moment - fixed) // timedelta(microseconds=1) for moment in moments]
+
+
+def spans_through(border_us: int, *, staged_us: int, borders_us: Sequence[int], cut: Cut | None) -> list[Span]:
+    """What a running attempt's segments are from the last cut through this border."""
+    whole = spans(staged_us=staged_us, ran_us=border_us + 1, packing_us=0, borders_us=[*borders_us, border_us])
+    return [span for span in remaining(whole, cut) if span.end_us <= border_us]
+
+
+def spans_to_end(*, staged_us: int, ran_us: int, packing_us: int, borders_us: Sequence[int], cut: Cut | None) -> list[Span]:
+    """What is left to journal when it has ended. What was said stays said: a run that was cut at a border lasted through it."""
+    through = [*borders_us, cut.told_us] if cut is not None else borders_us
+    return remaining(spans(staged_us=staged_us, ran_us=ran_us, packing_us=packing_us, borders_us=through), cut)
+
+
+def remaining(spans: Sequence[Span], cut: Cut | None) -> list[Span]:
+    return [span for span in spans if cut is None or span.start_us >= cut.told_us]
+
+
+def extended(cut: Cut | None, through_us: int, told: Counts) -> Cut:
+    """The cut after these spans were journalled, too."""
+    before = cut or Cut(told_us=0, segments=0, quantity_milli_us=0)
+    return Cut(
+        told_us=through_us,
+        segments=before.segments + told.segments,
+        quantity_milli_us=before.quantity_milli_us + told.quantity_milli_us,
+    )
+
+
+def segments(
+    attempt: Attempt, site: SiteName, spans: Sequence[Span], ids: Sequence[SegmentId], *, islanded: bool, final: bool = True
+) -> list[Segment]:
+    """One `Segment` per span, the last one marked so if these are the `final` ones. The attempt must have started."""
     assert attempt.started is not None
     fixed = anchor(attempt.started, attempt.kernel_boot)
     return [
@@ -89,7 +146,7 @@ def segments(attempt: Attempt, site: SiteName, spans: Sequence[Span], ids: Seque
             quantity_milli=1000 * len(attempt.devices),
             start=fixed.utc + timedelta(microseconds=span.start_us),
             end=fixed.utc + timedelta(microseconds=span.end_us),
-            last=index == len(spans) - 1,
+            last=final and index == len(spans) - 1,
             cause=span.cause,
             islanded=islanded,
             anchor=fixed,
@@ -99,6 +156,8 @@ def segments(attempt: Attempt, site: SiteName, spans: Sequence[Span], ids: Seque
     ]
 
 
-def counts(attempt: Attempt, spans: Sequence[Span]) -> Counts:
+def counts(attempt: Attempt, spans: Sequence[Span], cut: Cut | None = None) -> Counts:
+    """Of these spans and of what was journalled before them."""
     quantity = 1000 * len(attempt.devices)
-    return Counts(len(spans), sum(quantity * (span.end_us - span.start_us) for span in spans))
+    earlier = (cut.segments, cut.quantity_milli_us) if cut is not None else (0, 0)
+    return Counts(earlier[0] + len(spans), earlier[1] + sum(quantity * (span.end_us - span.start_us) for span in spans))
