@@ -23,6 +23,10 @@ site.invite        a  .  .  .  .  .  .
 site.revoke        a  .  .  .  .  .  .
 site.cordon        a  .  .  s  .  .  .
 audit.read         a  .  .  .  a  .  .
+audit.anchor       .  .  .  .  .  a  .
+drill.start        a  .  .  s  .  .  .
+drill.consent      .  .  .  s  .  .  .
+drill.read         a  .  .  s  a  a  .
 job.submit         .  t  t  .  .  .  .
 job.cancel         a  t  t  s  .  .  .
 job.read           a  t  t  s  a  a  .

@@ -10,10 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from intertie.contracts import audit as a
+from intertie.contracts import drill as d
 from intertie.contracts import identity as i
 from intertie.contracts import incident as n
 from intertie.contracts import job as j
 from intertie.contracts import link as k
+from intertie.contracts import quarantine as q
 from intertie.contracts import site as s
 from intertie.contracts import usage as u
 from intertie.contracts.base import PREFIX, Contract, Empty
@@ -42,7 +45,16 @@ class Endpoint(Generic[Q, R]):
 SITES = Endpoint("qry", "registry", "sites", s.SitesQuery, s.SitesReply, "site.read")
 REGISTER_SITE = Endpoint("cmd", "registry", "register_site", s.RegisterSite, s.SiteRecord, "site.register")
 CORDON = Endpoint("cmd", "registry", "cordon", s.CordonPool, s.SitesReply, "site.cordon")
+PLAN_DRILL = Endpoint("cmd", "registry", "plan_drill", d.PlanDrill, d.DrillRecord, "drill.start")
+CALL_OFF_DRILL = Endpoint("cmd", "registry", "call_off_drill", d.CallOffDrill, d.DrillRecord, "drill.start")
+CONSENT_DRILL = Endpoint("cmd", "registry", "consent_drill", d.ConsentDrill, d.DrillConsent, "drill.consent")
+DRILLS = Endpoint("qry", "registry", "drills", d.DrillsQuery, d.DrillsReply, "drill.read")
+DRILL_EVIDENCE = Endpoint("qry", "registry", "drill_evidence", d.DrillQuery, d.DrillEvidence, "drill.read")
+SIGN_DRILL = Endpoint("cmd", "registry", "sign_drill", d.SignDrill, d.DrillEvidence, "drill.start")
 REGISTRY_AUDIT = Endpoint("qry", "registry", "audit", i.AuditQuery, i.AuditReply, "audit.read")
+REGISTRY_QUARANTINE = Endpoint("qry", "registry", "quarantine", q.QuarantineQuery, q.QuarantineReply, "quarantine.read")
+REGISTRY_REINTERPRET = Endpoint("cmd", "registry", "reinterpret", q.Reinterpret, q.Reinterpreted, "quarantine.retry")
+REGISTRY_AUDIT_CHAIN = Endpoint("qry", "registry", "audit_chain", a.AuditChainQuery, a.AuditChainReply, "audit.read")
 
 # scheduler
 SUBMIT = Endpoint("cmd", "scheduler", "submit", j.SubmitJob, j.SubmitReply, "job.submit")
@@ -59,6 +71,9 @@ CLOSE_ATTEMPT = Endpoint("cmd", "scheduler", "close_attempt", j.CloseAttempt, j.
 SET_GRANT = Endpoint("cmd", "scheduler", "set_grant", j.SetGrant, j.GrantsReply, "grant.set")
 GRANTS = Endpoint("qry", "scheduler", "grants", Empty, j.GrantsReply, "grant.read")
 SCHEDULER_AUDIT = Endpoint("qry", "scheduler", "audit", i.AuditQuery, i.AuditReply, "audit.read")
+SCHEDULER_QUARANTINE = Endpoint("qry", "scheduler", "quarantine", q.QuarantineQuery, q.QuarantineReply, "quarantine.read")
+SCHEDULER_REINTERPRET = Endpoint("cmd", "scheduler", "reinterpret", q.Reinterpret, q.Reinterpreted, "quarantine.retry")
+SCHEDULER_AUDIT_CHAIN = Endpoint("qry", "scheduler", "audit_chain", a.AuditChainQuery, a.AuditChainReply, "audit.read")
 
 # metering
 AGREE_SPEC = Endpoint("cmd", "metering", "agree_spec", u.AgreeSpec, u.MeterSpec, "spec.agree")
@@ -69,6 +84,11 @@ SET_ALLOWANCE = Endpoint("cmd", "metering", "set_allowance", u.SetAllowance, u.A
 METERING_SNAPSHOT = Endpoint("qry", "metering", "snapshot", Empty, u.MeteringSnapshotReply, "service.snapshot")
 LEDGER_CHECK = Endpoint("qry", "metering", "check", Empty, u.LedgerCheck, "ledger.check")
 METERING_AUDIT = Endpoint("qry", "metering", "audit", i.AuditQuery, i.AuditReply, "audit.read")
+METERING_QUARANTINE = Endpoint("qry", "metering", "quarantine", q.QuarantineQuery, q.QuarantineReply, "quarantine.read")
+METERING_REINTERPRET = Endpoint("cmd", "metering", "reinterpret", q.Reinterpret, q.Reinterpreted, "quarantine.retry")
+SUSPENSE = Endpoint("qry", "metering", "suspense", u.SuspenseQuery, u.SuspenseReply, "suspense.read")
+RELEASE_SUSPENSE = Endpoint("cmd", "metering", "release_suspense", u.ReleaseSegment, u.AttemptBook, "suspense.release")
+METERING_AUDIT_CHAIN = Endpoint("qry", "metering", "audit_chain", a.AuditChainQuery, a.AuditChainReply, "audit.read")
 
 # identity
 AUTHENTICATE = Endpoint("cmd", "identity", "authenticate", i.Authenticate, i.Authenticated, None)
@@ -86,6 +106,9 @@ MAP_ACCOUNT = Endpoint("cmd", "identity", "map_account", i.MapAccount, i.Mapping
 MAPPINGS = Endpoint("qry", "identity", "mappings", Empty, i.MappingsReply, "mapping.read")
 IDENTITY_SNAPSHOT = Endpoint("qry", "identity", "snapshot", Empty, i.IdentitySnapshotReply, "service.snapshot")
 IDENTITY_AUDIT = Endpoint("qry", "identity", "audit", i.AuditQuery, i.AuditReply, "audit.read")
+ANCHOR_AUDIT = Endpoint("cmd", "identity", "anchor_audit", a.AnchorAudit, a.AuditAnchor, "audit.anchor")
+AUDIT_ANCHORS = Endpoint("qry", "identity", "audit_anchors", a.AuditAnchorsQuery, a.AuditAnchorsReply, "audit.read")
+IDENTITY_AUDIT_CHAIN = Endpoint("qry", "identity", "audit_chain", a.AuditChainQuery, a.AuditChainReply, "audit.read")
 
 # incident
 REPORT_INCIDENT = Endpoint("cmd", "incident", "report", n.ReportIncident, n.IncidentRecord, "incident.report")
@@ -93,5 +116,6 @@ INCIDENTS = Endpoint("qry", "incident", "list", n.IncidentsQuery, n.IncidentsRep
 ACKNOWLEDGE_INCIDENT = Endpoint("cmd", "incident", "acknowledge", n.AcknowledgeIncident, n.IncidentRecord, "incident.handle")
 CLOSE_INCIDENT = Endpoint("cmd", "incident", "close", n.CloseIncident, n.IncidentRecord, "incident.handle")
 INCIDENT_AUDIT = Endpoint("qry", "incident", "audit", i.AuditQuery, i.AuditReply, "audit.read")
+INCIDENT_AUDIT_CHAIN = Endpoint("qry", "incident", "audit_chain", a.AuditChainQuery, a.AuditChainReply, "audit.read")
 
 ENDPOINTS: tuple[Endpoint[Contract, Contract], ...] = tuple(value for value in list(globals().values()) if isinstance(value, Endpoint))

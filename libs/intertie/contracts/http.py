@@ -54,6 +54,14 @@ class QuotaBody(Contract, frozen=True, kw_only=True):
     limit: NonNegative | None
 
 
+class ConsentBody(Contract, frozen=True, kw_only=True):
+    """`PUT /v1/sites/{site}/drill-consent`: the owner's consent to drills, until then and no longer each; `allowed` false takes it back."""
+
+    allowed: bool = True
+    until: Instant | None = None
+    longest_s: Annotated[int, msgspec.Meta(ge=5, le=3_600)] = 900
+
+
 class ReasonBody(Contract, frozen=True, kw_only=True):
     """Cancel, revoke: why, if you wish."""
 

@@ -30,6 +30,8 @@ class HubSettings(msgspec.Struct, frozen=True, kw_only=True):
     ready_file: Path | None = None
     beat_s: Annotated[float, msgspec.Meta(gt=0)] = 1.0
     """Factor on every beat; tests make it small."""
+    anchor_s: Annotated[float, msgspec.Meta(gt=0)] = 10.0
+    """Seconds between anchors of the audit chain: a row younger than this could be removed unseen."""
 
 
 def hub_settings(environ: Mapping[str, str]) -> HubSettings:

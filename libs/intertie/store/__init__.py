@@ -2,7 +2,8 @@
 audit rows, leadership; and the twin in memory. It knows no noun.
 """
 
-from intertie.store.audit import audit_reply
+from intertie.store.audit import audit_reply, chain_handlers, verify_chain
+from intertie.store.chainer import Chainer, MemoryChain, PgChain, keep_audit
 from intertie.store.checks import check_queries
 from intertie.store.consumer import EventConsumer, newer
 from intertie.store.failures import Violated
@@ -15,13 +16,16 @@ from intertie.store.tx import StoreTx, Tx
 
 __all__ = [
     "EVENTS",
+    "Chainer",
     "Database",
     "DeadLetter",
     "EventConsumer",
     "HasOutbox",
     "Leader",
+    "MemoryChain",
     "MemoryStore",
     "OutboxPort",
+    "PgChain",
     "Queries",
     "Query",
     "Relay",
@@ -29,8 +33,11 @@ __all__ = [
     "Tx",
     "Violated",
     "audit_reply",
+    "chain_handlers",
     "check_queries",
+    "keep_audit",
     "load_queries",
     "newer",
     "read_meta",
+    "verify_chain",
 ]

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn, Protocol
 
 from intertie.bus.port import Bus, ConsumerSpec, Message, StreamSpec, Subscription
@@ -39,6 +39,9 @@ Snapshot = Callable[[], Awaitable[Iterable[Head] | None]]
 
 class DeadLetters(Protocol):
     """A Database or a MemoryStore."""
+
+    @property
+    def stream_epoch(self) -> int: ...
 
     async def keep_dead_letter(self, letter: DeadLetter, report: ReportIncident | None) -> None: ...
 
@@ -120,7 +123,8 @@ class EventConsumer:
     async def _consume(self) -> Subscription:
         while True:
             try:
-                await self._bus.ensure_stream(self._stream)
+                # A stream of an earlier epoch may tell of what its keepers have forgotten.
+                await self._bus.ensure_stream(replace(self._stream, epoch=self._store.stream_epoch))
                 return await self._bus.consume(self._spec, self._handle, self._give_up)
             except Unavailable as err:
                 LOG.warning("the consumer waits for the bus", service=self._service, code=err.code)

@@ -12,6 +12,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from intertie.clock import Clock, SystemClock
+from intertie.contracts.audit import AuditLink
 from intertie.contracts.base import Event, EventMeta, Head
 from intertie.contracts.identity import AuditQuery, AuditRow
 from intertie.contracts.incident import FaultReported, ReportIncident
@@ -48,6 +49,7 @@ class MemoryStore:
         self.clock: Clock = clock or SystemClock()
         self.events: list[Event] = []
         self.audits: list[AuditRow] = []
+        self.audit_links: list[AuditLink] = []
         self.seen: set[tuple[EventId, str]] = set()
         self.dead_letters: list[DeadLetter] = []
         self.leaders: dict[str, Leader] = {}
@@ -156,6 +158,10 @@ class MemoryStore:
 
     async def epoch(self) -> int:
         return self.service_epoch
+
+    @property
+    def stream_epoch(self) -> int:
+        return self.service_epoch if self.service_epoch > 1 else 0
 
     @asynccontextmanager
     async def leading(self, role: str) -> AsyncIterator[Leader]:

@@ -126,6 +126,11 @@ class HasOutbox(Protocol):
     @property
     def outbox(self) -> OutboxPort: ...
 
+    @property
+    def stream_epoch(self) -> int:
+        """The lowest epoch of a stream that holds only what this service still knows; 0: any."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:

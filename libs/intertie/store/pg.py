@@ -12,14 +12,15 @@ import contextlib
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NoReturn
 
 import asyncpg
 
 from intertie.clock import Clock, SystemClock
 from intertie.contracts.identity import AuditQuery, AuditRow
 from intertie.contracts.incident import ReportIncident
-from intertie.errors import Refused, Unavailable
+from intertie.errors import Refused, Stale, Unavailable
+from intertie.store import epoch as epochs
 from intertie.store import leader as office
 from intertie.store import migrate as migrations
 from intertie.store.failures import is_away, translate, translated, unavailable
@@ -40,6 +41,10 @@ RESERVED = 2
 CONNECT_S = 2.0
 # Shorter than a person waits, longer than any healthy transaction.
 ACQUIRE_S = 3.0
+# An epoch that was raised is seen within this by those who are connected; a connection that is made anew looks before its first use.
+EPOCH_EVERY_S = 2.0
+# Services notice one failover, or are started after it, within this of each other.
+NOTICED_WITHIN_S = 300
 # Ending a transaction politely; a connection that needs longer is thrown away.
 TIDY_S = 1.0
 
@@ -69,13 +74,16 @@ class Database:
     ) -> None:
         self._pool = pool
         self._reserved = reserved
-        self._connect = connect
+        self._connect_anywhere = connect
         self.schema = schema
         self.service = service
         self.clock = clock
         self.committed = asyncio.Event()
         """Set after each commit of this process that emitted an event; the relay clears it."""
         self.outbox = PgOutbox(self)
+        self.entered: epochs.Epoch | None = None
+        """The epoch that this process works in, from `migrate` on."""
+        self._moved = asyncio.Event()
 
     @classmethod
     async def open(
@@ -90,21 +98,28 @@ class Database:
         connections: int = CONNECTIONS,
         reserved: int = RESERVED,
         wait_s: float = 0.0,
+        role: str = "",
     ) -> Database:
         """Connect to a service's schema, which need not exist yet.
 
-        service: name in events, the schema's if empty. wait_s: how long to wait for a server that is on its way up. `Unavailable` if it is not
-        there by then, `Refused('store.login')` if it refuses the login.
+        service: name in events, the schema's if empty. wait_s: how long to wait for a server that is on its way up. role: whom this login
+        becomes, for an administrator who acts as a service. `Unavailable` if it is not there by then, `Refused('store.login')` if it refuses the login.
         """
         if not _SCHEMA.match(schema):
             raise Refused("store.schema", f"{schema!r} cannot name a schema: use a-z, 0-9 and '_', beginning with a letter")
         service = service or schema
         settings = {**_SESSION, "search_path": schema, "application_name": application_name or f"intertie-{service}"}
+        if role:
+            settings["role"] = role
 
         async def connect() -> Connection:
             connection = await asyncpg.connect(url, password=password, timeout=CONNECT_S, server_settings=settings)
             await _prepare(connection)
             return connection
+
+        async def prepare(connection: Connection) -> None:
+            await _prepare(connection)
+            await database._know_place(connection)
 
         def pool(size: int) -> Pool:
             return asyncpg.create_pool(
@@ -114,7 +129,7 @@ class Database:
                 max_size=size,
                 timeout=CONNECT_S,
                 server_settings=settings,
-                init=_prepare,
+                init=prepare,
                 reset=_leave,
             )
 
@@ -154,18 +169,22 @@ class Database:
             except _BROKEN:
                 pool.terminate()
 
-    async def migrate(self, package: str, *, through: migrations.Phase = "post", timeout_s: float = 120.0) -> list[str]:
-        """Apply the common tables and then `package`'s own migrations, all or nothing; the names of those applied now.
+    async def migrate(self, package: str, *, through: migrations.Phase = "post", timeout_s: float = 120.0, enter: bool = True) -> list[str]:
+        """Apply the common tables and then `package`'s own migrations, all or nothing; the names of those applied now. Then enter the epoch:
+        it is raised here if this is another database than the one that it was begun on.
 
-        through="pre" leaves `.post` files for later, while code of the version before still runs.
+        through="pre" leaves `.post` files for later, while code of the version before still runs. enter: False leaves the epoch to the caller.
         """
         try:
             with translated():
                 async with asyncio.timeout(timeout_s):
-                    connection = await self._connect()
+                    connection = await self._connect_anywhere()
                     try:
                         async with connection.transaction():
-                            return await migrations.apply(connection, self.schema, package, through)
+                            applied = await migrations.apply(connection, self.schema, package, through)
+                        if enter:
+                            self.entered = await self._settle_on(connection)
+                        return applied
                     finally:
                         connection.terminate()
         except TimeoutError as err:
@@ -223,6 +242,77 @@ class Database:
     def leading(self, role: str) -> AbstractAsyncContextManager[Leader]:
         """Wait until this process leads `role` of this service; see `intertie.store.leader`."""
         return office.leading(self._connect, role)
+
+    async def keep_epoch(self, *, beat_s: float = EPOCH_EVERY_S) -> NoReturn:
+        """Look each beat, and at once when a new connection ended elsewhere, whether the epoch is still the one that was entered.
+
+        Raises `Stale('store.epoch_raised')` when it is not: all that this process holds in memory was numbered in another life of the
+        database, so it ends, and whoever supervises it starts it anew.
+        """
+        while True:
+            try:
+                async with asyncio.timeout(beat_s):
+                    await self._moved.wait()
+            except TimeoutError:
+                pass
+            try:
+                now = await self._settle()
+            except (Unavailable, Stale):
+                # Away, or another copy is raising it: asked again with the next beat.
+                await asyncio.sleep(min(beat_s, 1.0))
+                continue
+            self._moved.clear()
+            if self.entered is None or now.number != self.entered.number:
+                before = self.entered.number if self.entered else 0
+                raise Stale("store.epoch_raised", f"epoch {before} of {self.service} became {now.number} ({now.reason}): it begins anew")
+
+    async def _settle(self) -> epochs.Epoch:
+        """The epoch as it stands, raised if this is another database. On a connection of its own, which may end anywhere."""
+        try:
+            with translated():
+                async with asyncio.timeout(ACQUIRE_S):
+                    connection = await self._connect_anywhere()
+        except TimeoutError as err:
+            raise unavailable("PostgreSQL does not take a connection") from err
+        try:
+            with translated():
+                async with asyncio.timeout(ACQUIRE_S):
+                    return await self._settle_on(connection)
+        except TimeoutError as err:
+            raise unavailable("PostgreSQL does not answer") from err
+        finally:
+            connection.terminate()
+
+    async def _settle_on(self, connection: Connection) -> epochs.Epoch:
+        async with connection.transaction():
+            return await epochs.settle(Tx(connection, self.service, self.clock.now), self.service, self.clock.now())
+
+    async def _connect(self) -> Connection:
+        """A connection outside the pools, to the database that the epoch was begun on."""
+        connection = await self._connect_anywhere()
+        try:
+            await self._know_place(connection)
+        except BaseException:
+            connection.terminate()
+            raise
+        return connection
+
+    async def _know_place(self, connection: Connection) -> None:
+        """A connection that ends at another database than the epoch was begun on serves nobody: `Unavailable` until the epoch is raised."""
+        if self.entered is None:
+            return
+        if epochs.differs(self.entered.place, await epochs.find_place(Tx(connection, self.service, self.clock.now))):
+            self._moved.set()
+            raise Unavailable("store.moved", "this is another PostgreSQL than before, or another timeline: the epoch is being raised")
+
+    @property
+    def stream_epoch(self) -> int:
+        """The lowest epoch of an event stream that this service can trust; 0: any, no epoch was ever raised.
+
+        Services that raise theirs for themselves, after one failover, differ by the seconds that each took to notice.
+        """
+        number = self.entered.number if self.entered is not None else 1
+        return max(0, number - NOTICED_WITHIN_S) if number > 1 else 0
 
     async def epoch(self) -> int:
         """The service's epoch."""

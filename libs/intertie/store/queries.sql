@@ -5,6 +5,37 @@ SELECT 1 AS one
 -- name: epoch_load
 SELECT epoch FROM service_epoch
 
+-- name: epoch_whole
+SELECT epoch, reason, raised_at, system_identifier, timeline FROM service_epoch
+
+-- name: epoch_lock
+SELECT epoch, reason, raised_at, system_identifier, timeline FROM service_epoch FOR UPDATE
+
+-- name: epoch_place
+-- The timeline of the WAL that is written now: the control file tells that of the last checkpoint, which may lie before a promotion.
+SELECT system_identifier,
+    CASE WHEN pg_is_in_recovery() THEN NULL
+        ELSE ('x' || lpad(left(pg_walfile_name(pg_current_wal_lsn()), 8), 16, '0'))::bit(64)::bigint END AS timeline
+FROM pg_control_system()
+
+-- name: epoch_placed
+UPDATE service_epoch SET system_identifier = $1, timeline = $2
+
+-- name: epoch_raise
+UPDATE service_epoch SET epoch = $1, reason = $2, raised_at = $3, system_identifier = $4, timeline = $5
+
+-- name: epoch_told
+-- What sites say they have taken: the way by which a hub learns of epochs that its restored database has forgotten.
+SELECT site, max(instruction_epoch) AS epoch FROM lane_site GROUP BY site ORDER BY site
+
+-- name: epoch_sessions
+-- Other processes of this service that are connected.
+SELECT count(*) AS number FROM pg_stat_activity
+WHERE pid <> pg_backend_pid() AND application_name = $1 AND datname = current_database()
+
+-- name: leader_dismiss
+DELETE FROM leader
+
 -- name: outbox_insert
 INSERT INTO outbox (event_id, type, noun, entity, version, subject, body, headers, created_at)
 VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)
@@ -110,3 +141,32 @@ SELECT role, epoch, number FROM leader WHERE role = $1
 -- name: leader_fence
 -- Held until commit: the next leader waits for this write, or this write finds the next leader.
 SELECT 1 AS one FROM leader WHERE role = $1 AND epoch = $2 AND number = $3 FOR SHARE
+
+-- name: chain_waiting
+-- Asked before the fence, whose row lock alone makes a commit that is written and synced.
+SELECT EXISTS (SELECT FROM audit_unchained) AS waiting
+
+-- name: chain_take
+-- Rows that are committed and in no link, whatever their id: who commits late is found by the next call.
+DELETE FROM audit_unchained WHERE audit IN (SELECT audit FROM audit_unchained ORDER BY audit LIMIT $1) RETURNING audit
+
+-- name: chain_rows
+SELECT id, at, actor, action, target, reason, result, trace_id FROM audit WHERE id = any($1::bigint[]) ORDER BY id
+
+-- name: chain_add
+INSERT INTO audit_chain (epoch, number, audit, digest, row) VALUES ($1, $2, $3, $4, $5)
+
+-- name: chain_head
+SELECT epoch, number, digest FROM audit_chain ORDER BY epoch DESC, number DESC LIMIT 1
+
+-- name: chain_page
+-- Links after (epoch, number), each with its row as that stands now.
+SELECT c.epoch, c.number, c.audit, c.digest, c.row, a.id, a.at, a.actor, a.action, a.target, a.reason, a.result, a.trace_id
+FROM audit_chain AS c LEFT JOIN audit AS a ON a.id = c.audit
+WHERE (c.epoch, c.number) > ($1, $2) ORDER BY c.epoch, c.number LIMIT $3
+
+-- name: chain_missing
+-- Rows in no link. An anti-join over the whole audit: for a check, not for a beat.
+SELECT a.id, a.at, a.actor, a.action, a.target, a.reason, a.result, a.trace_id, w.audit IS NOT NULL AS waiting
+FROM audit AS a LEFT JOIN audit_chain AS c ON c.audit = a.id LEFT JOIN audit_unchained AS w ON w.audit = a.id
+WHERE c.audit IS NULL ORDER BY a.id LIMIT $1

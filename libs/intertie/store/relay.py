@@ -9,7 +9,9 @@ what it remembers, and publishes the whole retention again when they do not fit.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NoReturn
 
 from intertie.bus.port import Bus, StreamSpec
@@ -40,6 +42,11 @@ def heads_subject(service: str) -> str:
     return f"{PREFIX}.heads.{service}"
 
 
+def mute_subject(service: str) -> str:
+    """Where a service says that the stream acknowledges nothing."""
+    return f"{PREFIX}.mute.{service}"
+
+
 class Relay:
     """One service's relay. `run()` never returns; of several processes one at a time does the work.
 
@@ -50,6 +57,7 @@ class Relay:
         self, store: HasOutbox, bus: Bus, service: str, *, stream: StreamSpec = EVENTS, beat_s: float = 1.0, clock: Clock | None = None
     ) -> None:
         self._outbox = store.outbox
+        self._store = store
         self._bus = bus
         self._service = service
         self._stream = stream
@@ -106,6 +114,8 @@ class Relay:
             except Unavailable as err:
                 LOG.warning("the relay waits a beat", service=self._service, code=err.code, text=err.text)
                 mark, self._look = None, True
+                if err.code == "bus.stream_mute":
+                    await self._say_mute()
                 await asyncio.sleep(self._beat_s)
                 continue
             if not more:
@@ -116,8 +126,8 @@ class Relay:
         self._look = False
         known = await self._outbox.mark(self._stream.name)
         state = await self._bus.stream_state(self._stream.name)
-        if state is None or known is None:
-            state = await self._bus.ensure_stream(self._stream)
+        if state is None or known is None or state.epoch < self._store.stream_epoch:
+            state = await self._bus.ensure_stream(replace(self._stream, epoch=self._store.stream_epoch))
         if known is None:
             return await self._outbox.renew(leader, state.name, state.created, state.last_seq)
         if (state.created, True) == (known.created, state.last_seq >= known.head) and not self._replay:
@@ -158,6 +168,11 @@ class Relay:
         if attempt.failed is not None:
             raise attempt.failed
         return len(rows) == BATCH
+
+    async def _say_mute(self) -> None:
+        """To whoever makes the stream: it stores nothing any more, and only a look by them decides."""
+        with contextlib.suppress(Unavailable):
+            await self._bus.publish(mute_subject(self._service), b"")
 
     async def _say_heads(self) -> None:
         """On core NATS, so that a consumer that is behind can see it. Read again only after something was numbered."""

@@ -35,6 +35,11 @@ TABLE: Mapping[str, Mapping[Role, Relation]] = {
     "site.revoke": {_OPERATOR: _ANY},
     "site.cordon": {_OPERATOR: _ANY, _OWNER: _AT_SITE},
     "audit.read": {_OPERATOR: _ANY, _AUDITOR: _ANY},
+    "audit.anchor": {_SERVICE: _ANY},
+    # Asking for a cut; whether it happens is the owner's, who consents at the site or by his own token.
+    "drill.start": {_OPERATOR: _ANY, _OWNER: _AT_SITE},
+    "drill.consent": {_OWNER: _AT_SITE},
+    "drill.read": {_OPERATOR: _ANY, _AUDITOR: _ANY, _SERVICE: _ANY, _OWNER: _AT_SITE},
     # Work. A site's people may end what runs on their machines; they never submit in a tenant's name, and neither does the operator.
     "job.submit": {_ADMIN: _TENANT, _USER: _TENANT},
     "job.cancel": {_ADMIN: _TENANT, _USER: _TENANT, _OWNER: _AT_SITE, _OPERATOR: _ANY},
@@ -59,6 +64,11 @@ TABLE: Mapping[str, Mapping[Role, Relation]] = {
     "statement.read": {_OPERATOR: _ANY, _AUDITOR: _ANY, _SERVICE: _ANY, _ADMIN: _TENANT, _USER: _TENANT, _OWNER: _AT_SITE},
     "allowance.set": {_OPERATOR: _ANY},
     "ledger.check": {_OPERATOR: _ANY, _AUDITOR: _ANY},
+    # What waits for a person: seen by who watches, decided by who answers for the platform.
+    "suspense.read": {_OPERATOR: _ANY, _AUDITOR: _ANY},
+    "suspense.release": {_OPERATOR: _ANY},
+    "quarantine.read": {_OPERATOR: _ANY, _AUDITOR: _ANY},
+    "quarantine.retry": {_OPERATOR: _ANY},
     # People and keys. A tenant's admin and a site's owner manage their own, within `require_grantable`.
     "tenant.create": {_OPERATOR: _ANY},
     "tenant.read": {_OPERATOR: _ANY, _AUDITOR: _ANY, _SERVICE: _ANY, _ADMIN: _TENANT, _USER: _TENANT},

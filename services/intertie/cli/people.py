@@ -13,7 +13,6 @@ from intertie.cli.out import json_option, line, local, note, print_json, table
 from intertie.cli.session import connect
 from intertie.contracts.http import AllowanceBody, MappingBody, QuotaBody, ReasonBody, Whoami
 from intertie.contracts.identity import (
-    AuditReply,
     CreateTenant,
     CreateToken,
     MappingsReply,
@@ -192,17 +191,3 @@ def login(url: str, token_file: TextIO | None) -> None:
     Client(known).get("/v1/whoami", Whoami)
     path = save_login(known)
     note(say("cli.logged_in", language(), url=known.url, path=path))
-
-
-@click.command()
-@click.argument("service", type=click.Choice(["registry", "scheduler", "metering", "identity", "incident"]))
-@click.option("--limit", type=click.IntRange(1, 1000), default=50, show_default=True, help="How many rows.")
-@json_option
-def audit(service: str, limit: int, as_json: bool) -> None:
-    """Who did what at SERVICE, on what, why, with which result; newest first."""
-    reply = connect().get(f"/v1/audit/{service}", AuditReply, {"limit": limit})
-    if as_json:
-        print_json(reply)
-        return
-    rows = [(r.id, local(r.at), r.actor, r.action, r.target, r.result, r.reason) for r in reply.rows]
-    table(("#", "WHEN", "WHO", "ACTION", "ON", "RESULT", "WHY"), rows, empty="-")

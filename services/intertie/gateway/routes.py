@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from intertie.contracts import endpoints as e
+from intertie.contracts.audit import AuditAnchorsQuery, AuditChainQuery
 from intertie.contracts.base import Contract, Empty, decode
+from intertie.contracts.drill import CallOffDrill, ConsentDrill, DrillQuery, DrillSignature, DrillsQuery, PlanDrill, SignDrill
 from intertie.contracts.endpoints import Endpoint
-from intertie.contracts.http import AllowanceBody, CloseBody, CordonBody, MappingBody, QuotaBody, ReasonBody, SubmitBody
+from intertie.contracts.http import AllowanceBody, CloseBody, ConsentBody, CordonBody, MappingBody, QuotaBody, ReasonBody, SubmitBody
 from intertie.contracts.identity import (
     AuditQuery,
     CreateTenant,
@@ -156,6 +158,28 @@ def _audit(p: Parts) -> AuditQuery:
     return AuditQuery(limit=p.number("limit", 100, low=1, high=1_000), before=before or None)
 
 
+def _chain(p: Parts) -> AuditChainQuery:
+    return AuditChainQuery(
+        after_epoch=p.number("after_epoch", 0), after_number=p.number("after_number", 0), limit=p.number("limit", 500, low=1, high=1_000)
+    )
+
+
+def _anchors(p: Parts) -> AuditAnchorsQuery:
+    service = p.query.get("service", "")
+    return AuditAnchorsQuery(
+        service=service, after_epoch=p.number("after_epoch", 0), after_number=p.number("after_number", 0), newest=not service
+    )
+
+
+def _drills(p: Parts) -> DrillsQuery:
+    return DrillsQuery(site=SiteName(p.query["site"]) if p.query.get("site") else None, limit=p.number("limit", 50, low=1, high=500))
+
+
+def _consent(p: Parts) -> ConsentDrill:
+    body = p.parse(ConsentBody)
+    return ConsentDrill(site=SiteName(p.path["site"]), allowed=body.allowed, until=body.until, longest_s=body.longest_s)
+
+
 def _mapping(p: Parts) -> MapAccount:
     return MapAccount(tenant=TenantName(p.path["tenant"]), site=SiteName(p.path["site"]), account=p.parse(MappingBody).account)
 
@@ -163,6 +187,8 @@ def _mapping(p: Parts) -> MapAccount:
 def _empty(p: Parts) -> Empty:
     return Empty()
 
+
+CHAIN_QUERY = ("after_epoch", "after_number", "limit")
 
 ROUTES: tuple[Route, ...] = (
     Route("POST", "/v1/join", e.JOIN, lambda p: p.parse(JoinSite), "Join a site by its one-time token", JoinSite, anonymous=True),
@@ -258,6 +284,39 @@ ROUTES: tuple[Route, ...] = (
     Route("GET", "/v1/audit/metering", e.METERING_AUDIT, _audit, "Audit rows", query=("limit", "before")),
     Route("GET", "/v1/audit/identity", e.IDENTITY_AUDIT, _audit, "Audit rows", query=("limit", "before")),
     Route("GET", "/v1/audit/incident", e.INCIDENT_AUDIT, _audit, "Audit rows", query=("limit", "before")),
+    Route("GET", "/v1/audit/registry/chain", e.REGISTRY_AUDIT_CHAIN, _chain, "Links of the audit chain", query=CHAIN_QUERY),
+    Route("GET", "/v1/audit/scheduler/chain", e.SCHEDULER_AUDIT_CHAIN, _chain, "Links of the audit chain", query=CHAIN_QUERY),
+    Route("GET", "/v1/audit/metering/chain", e.METERING_AUDIT_CHAIN, _chain, "Links of the audit chain", query=CHAIN_QUERY),
+    Route("GET", "/v1/audit/identity/chain", e.IDENTITY_AUDIT_CHAIN, _chain, "Links of the audit chain", query=CHAIN_QUERY),
+    Route("GET", "/v1/audit/incident/chain", e.INCIDENT_AUDIT_CHAIN, _chain, "Links of the audit chain", query=CHAIN_QUERY),
+    Route(
+        "GET",
+        "/v1/audit/anchors",
+        e.AUDIT_ANCHORS,
+        _anchors,
+        "Anchored heads of the audit chains: the newest of each, or all of one service's",
+        query=("service", "after_epoch", "after_number"),
+    ),
+    Route("GET", "/v1/drills", e.DRILLS, _drills, "Drills, newest first, and who consents", query=("site", "limit")),
+    Route("POST", "/v1/drills", e.PLAN_DRILL, lambda p: p.parse(PlanDrill), "Plan a drill: a cut of a site's link", PlanDrill, status=201),
+    Route(
+        "POST",
+        "/v1/drills/{drill}/call-off",
+        e.CALL_OFF_DRILL,
+        lambda p: CallOffDrill(drill=p.path["drill"], reason=p.parse(ReasonBody).reason),
+        "Call a drill off before it begins",
+        ReasonBody,
+    ),
+    Route("GET", "/v1/drills/{drill}/evidence", e.DRILL_EVIDENCE, lambda p: DrillQuery(drill=p.path["drill"]), "A judged drill, signed"),
+    Route(
+        "POST",
+        "/v1/drills/{drill}/signatures",
+        e.SIGN_DRILL,
+        lambda p: SignDrill(drill=p.path["drill"], signature=p.parse(DrillSignature)),
+        "A person's signature under a drill",
+        DrillSignature,
+    ),
+    Route("PUT", "/v1/sites/{site}/drill-consent", e.CONSENT_DRILL, _consent, "A site owner's consent to drills", ConsentBody),
 )
 
 

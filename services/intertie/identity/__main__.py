@@ -15,13 +15,14 @@ from intertie.bus.port import Bus
 from intertie.clock import SystemClock
 from intertie.contracts.identity import Claims
 from intertie.identity.accounts import AccountPusher, Signer, hub_account
+from intertie.identity.anchors import Anchors, PgAnchors
 from intertie.identity.bootstrap import ensure_operator
 from intertie.identity.pg import PACKAGE, PgIdentityStore
 from intertie.identity.service import Addresses, Identity
 from intertie.runtime import HubSettings, hub_settings, main, reach, ready, serve
 from intertie.settings import load, read_secret
-from intertie.store import Database, Relay
-from intertie.trust.claims import read_keyset, verify_claims
+from intertie.store import Database, Relay, keep_audit
+from intertie.trust.claims import ServiceClaims, read_keyset, verify_claims
 from intertie.trust.keys import Key
 
 VERSION = package_version("intertie")
@@ -83,8 +84,19 @@ async def run(environ: Mapping[str, str]) -> int:
         pusher = AccountPusher(system, store, signer, clock, accounts_file=settings.accounts_file, beat_scale=scale)
         service = Identity(store, bus, key, signer, pusher, clock, keyset=keyset, addresses=addresses)
         return await serve(
+            epoch=db.keep_epoch(),
             accounts=pusher.run(),
             relay=Relay(db, bus, "identity", beat_s=scale).run(),
+            audit=keep_audit(
+                db,
+                bus,
+                VERSION,
+                ServiceClaims(key, "identity", clock).signed,
+                verified,
+                anchor_s=settings.anchor_s,
+                beat_s=scale,
+                also=Anchors(PgAnchors(db), key, clock).handlers(),
+            ),
             calls=open_for_calls(bus, service, verified, settings),
         )
 

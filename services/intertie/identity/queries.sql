@@ -66,3 +66,19 @@ INSERT INTO mapping_version (site, version) VALUES ($1, $2) ON CONFLICT (site) D
 
 -- name: mapping_versions
 SELECT site, version FROM mapping_version ORDER BY site
+
+-- name: anchor_lock
+-- One anchor of a service at a time; freed with the transaction.
+SELECT pg_advisory_xact_lock(hashtextextended(current_schema() || ':anchor:' || $1, 0))
+
+-- name: anchor_last
+SELECT nth, anchor FROM audit_anchor WHERE service = $1 ORDER BY nth DESC LIMIT 1
+
+-- name: anchor_add
+INSERT INTO audit_anchor (service, epoch, number, nth, anchor) VALUES ($1, $2, $3, $4, $5)
+
+-- name: anchors_newest
+SELECT DISTINCT ON (service) anchor FROM audit_anchor ORDER BY service, nth DESC
+
+-- name: anchors_page
+SELECT anchor FROM audit_anchor WHERE service = $1 AND (epoch, number) > ($2, $3) ORDER BY epoch, number LIMIT $4

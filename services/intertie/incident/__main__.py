@@ -19,7 +19,7 @@ from intertie.incident.pg import PACKAGE, PgIncidentStore
 from intertie.incident.service import Incidents
 from intertie.runtime import HubSettings, hub_settings, main, reach, ready, serve
 from intertie.settings import read_secret
-from intertie.store import Database, EventConsumer, Relay
+from intertie.store import Database, EventConsumer, Relay, keep_audit
 from intertie.trust.claims import ServiceClaims, read_keyset, verify_claims
 from intertie.trust.keys import Key
 
@@ -66,8 +66,10 @@ async def run(environ: Mapping[str, str]) -> int:
             clock=clock,
         )
         return await serve(
+            epoch=db.keep_epoch(),
             events=consumer.run(),
             relay=Relay(db, bus, "incident", beat_s=scale).run(),
+            audit=keep_audit(db, bus, VERSION, own.signed, verified, anchor_s=settings.anchor_s, beat_s=scale),
             calls=open_for_calls(bus, service, verified, settings),
         )
 

@@ -21,7 +21,7 @@ from intertie.metering.pg import PACKAGE, PgMetering
 from intertie.metering.service import Metering, trust
 from intertie.runtime import Beat, HubSettings, hub_settings, main, reach, ready, serve
 from intertie.settings import read_secret
-from intertie.store import Database, EventConsumer, Relay
+from intertie.store import Database, EventConsumer, Relay, keep_audit
 from intertie.trust.claims import ServiceClaims, read_keyset, verify_claims
 from intertie.trust.keys import Key
 
@@ -88,9 +88,11 @@ async def run(environ: Mapping[str, str]) -> int:
                 return verify_claims(text, keyset, clock.now())
 
             return await serve(
+                epoch=db.keep_epoch(),
                 lane=lane.run(),
                 events=consumer.run(),
                 relay=Relay(db, bus, "metering", beat_s=scale).run(),
+                audit=keep_audit(db, bus, VERSION, own.signed, verified, anchor_s=settings.anchor_s, beat_s=scale),
                 suspense=sweep.run(service.reconsider),
                 calls=open_for_calls(bus, service, verified, lane, settings),
             )

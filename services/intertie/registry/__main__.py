@@ -18,8 +18,9 @@ from intertie.registry.pg import PACKAGE, PgRegistryStore
 from intertie.registry.service import Registry
 from intertie.runtime import HubSettings, hub_settings, main, reach, ready, serve
 from intertie.settings import read_secret
-from intertie.store import Database, Relay
-from intertie.trust.claims import read_keyset, verify_claims
+from intertie.store import Database, Relay, keep_audit
+from intertie.trust.claims import ServiceClaims, read_keyset, verify_claims
+from intertie.trust.keys import Key
 
 VERSION = package_version("intertie")
 
@@ -39,6 +40,7 @@ async def run(environ: Mapping[str, str]) -> int:
     settings = hub_settings(environ)
     clock, scale = SystemClock(), settings.beat_s
     keyset = read_keyset(settings.keys_file)
+    own = ServiceClaims(Key.read(settings.key_file), "registry", clock)
     password = read_secret(settings.database_password_file) if settings.database_password_file else None
 
     def verified(text: str) -> Claims:
@@ -56,9 +58,11 @@ async def run(environ: Mapping[str, str]) -> int:
         held.push_async_callback(bus.close)
         service = Registry(PgRegistryStore(db), PgLaneTables(db), bus, clock, beat_scale=scale, epoch=epoch)
         return await serve(
+            epoch=db.keep_epoch(),
             lane=service.keeper.run(),
             silence=service.judge_for_ever(),
             relay=Relay(db, bus, "registry", beat_s=scale).run(),
+            audit=keep_audit(db, bus, VERSION, own.signed, verified, anchor_s=settings.anchor_s, beat_s=scale),
             calls=open_for_calls(bus, service, verified, settings),
         )
 

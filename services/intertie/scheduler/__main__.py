@@ -22,7 +22,7 @@ from intertie.runtime import HubSettings, hub_settings, main, reach, ready, serv
 from intertie.scheduler.pg import PACKAGE, PgSchedulerStore
 from intertie.scheduler.wiring import Parts, wire
 from intertie.settings import load, read_secret
-from intertie.store import Database, EventConsumer, Relay
+from intertie.store import Database, EventConsumer, Relay, keep_audit
 from intertie.trust.claims import ServiceClaims, read_keyset, verify_claims
 from intertie.trust.keys import Key
 
@@ -81,11 +81,13 @@ async def run(environ: Mapping[str, str]) -> int:
             bus, db, "scheduler", parts.knowledge.handlers(), snapshot=parts.knowledge.snapshots(), beat_s=scale, clock=clock
         )
         return await serve(
+            epoch=db.keep_epoch(),
             lane=parts.keeper.run(),
             planner=parts.planner.run(),
             watch=parts.watch(),
             events=consumer.run(),
             relay=Relay(db, bus, "scheduler", beat_s=scale, clock=clock).run(),
+            audit=keep_audit(db, bus, VERSION, own.signed, verified, anchor_s=settings.anchor_s, beat_s=scale),
             calls=open_for_calls(bus, parts, verified, settings),
         )
 
