@@ -46,6 +46,10 @@ spec.read          a  t  t  s  a  a  .
 statement.read     a  t  t  s  a  a  .
 allowance.set      a  .  .  .  .  .  .
 ledger.check       a  .  .  .  a  .  .
+suspense.read      a  .  .  .  a  .  .
+suspense.release   a  .  .  .  .  .  .
+quarantine.read    a  .  .  .  a  .  .
+quarantine.retry   a  .  .  .  .  .  .
 tenant.create      a  .  .  .  .  .  .
 tenant.read        a  t  t  .  a  a  .
 token.create       a  t  .  s  .  .  .

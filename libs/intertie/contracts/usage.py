@@ -69,7 +69,10 @@ class Segment(Contract, frozen=True, kw_only=True):
 
 
 class PeriodCount(Contract, frozen=True, kw_only=True):
-    """What a site says of a period that is over: so much it has journalled, whether or not all of it has arrived."""
+    """What a site says of a period that is over: so much it has journalled, whether or not all of it has arrived.
+
+    A segment that ends exactly at the border, as one that is cut there does, is of the period that ends: start < segment end <= end.
+    """
 
     site: SiteName
     period: str
@@ -192,6 +195,60 @@ class AttemptBook(Contract, frozen=True, kw_only=True):
     posted: Decimal
     in_suspense: NonNegative
     charges: list[Charge]
+    state: str = ""
+    """The scheduler's word: `running`, `ended`, `lost` …; empty while it has said nothing."""
+    because: Annotated[str, msgspec.Meta(pattern="^(|replaced|lost)$")] = ""
+    """Why its own end does not say who pays. `replaced`: `other_attempt` took its place, since the hub could not hear the site, or since the one it
+    had replaced was the job's result after all; `lost`: closed at the promised date, so nobody pays until evidence comes."""
+    other_attempt: AttemptId | None = None
+    refined: bool = False
+    """It was closed as `lost`, and evidence that came later says how it ended: what follows is an adjustment."""
+    grant: str = ""
+    """The islanded allowance under which the site took it in by itself."""
+    grant_expired: bool = False
+    """Part of it was used after that allowance had ended: recorded, shown, never refused."""
+
+
+class SitePeriod(Contract, frozen=True, kw_only=True):
+    """What is here of a site's usage in a period that is over, against what the site says that it journalled."""
+
+    site: SiteName
+    period: str
+    state: Annotated[str, msgspec.Meta(pattern="^(complete|missing|differs|not_said)$")]
+    """`complete`; `missing`: so many segments have not come; `differs`: all came, and they are not what was counted; `not_said`: the site has
+    not said that the period is over there."""
+    missing_segments: NonNegative = 0
+    said_at: Instant | None = None
+    """When the site's word came."""
+    last_heard: Instant | None = None
+    """When the site last spoke of usage at all: since then it is silent."""
+
+
+class LostEntries(Contract, frozen=True, kw_only=True):
+    """Money evidence that nobody has any more: lost here by a restore, forgotten at the site because it was called safe."""
+
+    site: SiteName
+    journal: str
+    first: Positive
+    last: Positive
+    said_at: Instant
+    proven: bool
+    """Under a valid key of the site."""
+
+    @property
+    def entries(self) -> int:
+        return self.last - self.first + 1
+
+
+class BeyondGrant(Contract, frozen=True, kw_only=True):
+    """Use beyond an islanded allowance: posted like any other, and listed."""
+
+    grant: str
+    site: SiteName
+    why: Annotated[str, msgspec.Meta(pattern="^(devices|quantity|expired)$")]
+    """More at once than allowed, the hub's own attempts of the tenant included; more in all during one absence; after its last day."""
+    beyond_milli_us: Positive
+    """Thousandths of a device × microseconds."""
 
 
 class StatementLine(Contract, frozen=True, kw_only=True):
@@ -224,6 +281,12 @@ class Statement(Contract, frozen=True, kw_only=True):
     incomplete: list[str] = []
     """Attempts that ran in this period and are not complete: what is missing, from whom."""
     in_suspense: NonNegative = 0
+    sites: list[SitePeriod] = []
+    """Of a period that is over: each site where something of this tenant ran, and whether all of its usage is here."""
+    lost: list[LostEntries] = []
+    """What may be missing for good, of those sites."""
+    beyond: list[BeyondGrant] = []
+    """Use beyond the islanded allowances."""
     more_after: str = ""
     """Lines go on after this job: ask again with `after`. All sums are of the whole statement."""
     at: Instant
@@ -359,3 +422,46 @@ class LedgerCheck(Contract, frozen=True, kw_only=True):
     differing: list[AttemptId] = []
     """Attempts whose postings are not what their segments rate to now; at most 100."""
     text: Text = ""
+    lost: list[LostEntries] = []
+    """Money evidence that nobody has, newest first; at most 100."""
+    periods: list[SitePeriod] = []
+    """Periods of which a site's own count does not agree with what is here, newest first; at most 100."""
+
+
+class SuspendedSegment(Contract, frozen=True, kw_only=True):
+    """A segment that waits, and for what."""
+
+    segment: SegmentId
+    digest: str
+    """Tells two contents of one segment id apart."""
+    site: SiteName
+    attempt: AttemptId
+    tenant: TenantName | None
+    start: Instant
+    end: Instant
+    quantity_milli: NonNegative
+    reason: str
+    text: Text
+    since: Instant
+    needs_person: bool
+    """No news can lift it; `release` can, where a person may decide it."""
+
+
+class SuspenseQuery(Contract, frozen=True, kw_only=True):
+    """`qry.metering.suspense`: oldest first."""
+
+    site: SiteName | None = None
+    limit: Annotated[int, msgspec.Meta(ge=1, le=500)] = 100
+
+
+class SuspenseReply(Contract, frozen=True, kw_only=True):
+    segments: list[SuspendedSegment]
+
+
+class ReleaseSegment(Contract, frozen=True, kw_only=True):
+    """`cmd.metering.release_suspense`: a named person decides that a segment counts although a rule holds it back. The segment stays as it is."""
+
+    segment: SegmentId
+    digest: str = ""
+    """Needed only where two contents of this id wait."""
+    reason: Annotated[str, msgspec.Meta(min_length=1, max_length=4_000)]

@@ -70,12 +70,14 @@ def paid_by(spec: MeterSpec, outcome: str | None, cause: Cause | None) -> tuple[
     """(end, payer): which word of the agreement applies, and who pays by it.
 
     An attempt without an outcome is `open` and counts as if it will succeed, so that its segments can be posted as they come. A failure
-    without a cause is unknown: nobody pays until it is resolved.
+    without a cause is unknown, and what was closed as `lost` is as unknown: nobody pays until it is resolved.
     """
     if outcome is None:
         return "open", spec.pays.get("succeeded", DEFAULT_PAYS["succeeded"])
     if outcome == "succeeded":
         end = "succeeded"
+    elif outcome == "lost":
+        end = "lost"
     elif cause is not None:
         end = str(cause)
     else:

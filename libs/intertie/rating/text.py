@@ -33,6 +33,7 @@ ENDS_ZH: Mapping[str, str] = {
     "platform": "平台原因",
     "unknown": "原因不明",
     "open": "尚未结束",
+    "lost": "失联结案",
 }
 
 

@@ -9,15 +9,19 @@ from decimal import Decimal
 
 from intertie.clock import Clock
 from intertie.contracts.identity import SiteKeyChanged
+from intertie.contracts.incident import ReportIncident
 from intertie.contracts.job import AttemptSnapshot
-from intertie.contracts.usage import Allowance, AllowanceChanged, MeterSpec, SpecAgreed
+from intertie.contracts.link import JournalOpened
+from intertie.contracts.usage import Allowance, AllowanceChanged, LostEntries, MeterSpec, SpecAgreed
 from intertie.errors import Stale
 from intertie.ids import AttemptId, JobId, SiteName, SpecId, TenantName
-from intertie.metering.core.attribution import RESOLVABLE
+from intertie.metering.core.attribution import RESOLVABLE, SETTLED
+from intertie.metering.core.closing import Held, Lost, PeriodTold
 from intertie.metering.core.evidence import Evidence, Money, Received, Settled, SiteKeys
 from intertie.metering.core.ledger import Entry, add
 from intertie.metering.core.reckon import Change
-from intertie.metering.store import Mark, Totals
+from intertie.metering.store import Mark, Suspended, Totals
+from intertie.rating import measured
 from intertie.store import MemoryStore
 
 
@@ -46,6 +50,10 @@ class MemoryMetering(MemoryStore):
         self.job_names: dict[JobId, tuple[int, str]] = {}
         self.lane_through: dict[SiteName, int] = {}
         self.quarantined = 0
+        self.journals: dict[tuple[SiteName, str], JournalOpened] = {}
+        self.lost_ranges: dict[tuple[SiteName, str, int, int], LostEntries] = {}
+        self.told_periods: list[PeriodTold] = []
+        self.suspended_since: dict[int, datetime] = {}
 
     async def load(
         self, attempts: Sequence[AttemptId], *, sites: Collection[SiteName] = (), tenants: Collection[TenantName] = ()
@@ -69,6 +77,11 @@ class MemoryMetering(MemoryStore):
             priced_by=row.priced_by if row else None,
             settled=row.settled if row else None,
             lane_through=self.lane_through.get(record.site, 0) if record else 0,
+            renumbered=frozenset(
+                journal for (site, journal), said in self.journals.items() if said.previous and site in {item.site for item in received}
+            ),
+            closed=row is not None and row.until is not None,
+            last_entry=max((number for number, entry in enumerate(self.entries, 1) if entry.attempt == attempt), default=0),
         )
 
     def _balances(self, attempt: AttemptId) -> dict[Money, Decimal]:
@@ -109,13 +122,23 @@ class MemoryMetering(MemoryStore):
             settled=settled,
         )
         for item in change.judged:
-            self.segments[item.number - 1] = item
+            # As PostgreSQL keeps it: what a person decided has a row of its own, and the grant is read from the sealed bytes.
+            self._keep(replace(item, grant=None, decisions=self.segments[item.number - 1].decisions))
+        for number, decision in change.decided:
+            item = self.segments[number - 1]
+            self.segments[number - 1] = replace(item, decisions=(*item.decisions, decision))
         for item in change.arrived:
             if any(item.key == known.key for known in self.segments):
                 raise AssertionError(f"{item.key} is stored twice")
-            self.segments.append(replace(item, number=len(self.segments) + 1))
+            self.segments.append(replace(item, number=len(self.segments) + 1, suspense="", grant=None))
+            self._keep(replace(item, number=len(self.segments), grant=None))
             self.lane_through[item.site] = max(self.lane_through.get(item.site, 0), item.seq)
         self.entries.extend(reckoning.entries)
+
+    def _keep(self, item: Received) -> None:
+        if item.suspense != self.segments[item.number - 1].suspense:
+            self.suspended_since[item.number] = self.clock.now()
+        self.segments[item.number - 1] = item
 
     async def versions(self, attempts: Sequence[AttemptId]) -> Mapping[AttemptId, int]:
         rows = {attempt: self.attempts[attempt].snapshot for attempt in attempts if attempt in self.attempts}
@@ -186,5 +209,65 @@ class MemoryMetering(MemoryStore):
 
     async def totals(self) -> Totals:
         legs = [leg for entry in self.entries for leg in entry.legs]
-        suspense = sum(1 for item in self.segments if item.suspense)
+        suspense = sum(1 for item in self.segments if item.suspense not in SETTLED)
         return Totals(len(legs), add(leg.amount for leg in legs), self.quarantined, suspense)
+
+    async def keys(self, site: SiteName) -> SiteKeys:
+        return self.site_keys.get(site, (0, SiteKeys()))[1]
+
+    async def note_journal(self, site: SiteName, journal: str, said: JournalOpened, at: datetime, mark: Mark) -> None:
+        async with self.transaction() as tx:
+            if await mark(tx):
+                self.journals.setdefault((site, journal), said)
+
+    async def note_lost(self, lost: Lost, report: ReportIncident, mark: Mark) -> None:
+        told = lost.told
+        key = (told.site, told.journal, told.first, told.last)
+        async with self.transaction() as tx:
+            if await mark(tx) and key not in self.lost_ranges:
+                self.lost_ranges[key] = told
+                await tx.fault(report)
+
+    async def lost(self, sites: Collection[SiteName] | None, limit: int) -> list[LostEntries]:
+        found = [told for told in self.lost_ranges.values() if sites is None or told.site in sites]
+        found.sort(key=lambda told: (told.site, told.journal, told.first))
+        return sorted(found, key=lambda told: told.said_at, reverse=True)[:limit]
+
+    async def note_period(self, told: PeriodTold, mark: Mark) -> None:
+        async with self.transaction() as tx:
+            if await mark(tx) and all((told.site, told.digest) != (one.site, one.digest) for one in self.told_periods):
+                self.told_periods.append(replace(told, number=len(self.told_periods) + 1))
+
+    async def prove_period(self, number: int) -> None:
+        async with self.transaction():
+            self.told_periods[number - 1] = replace(self.told_periods[number - 1], proven=True)
+
+    async def periods(self, site: SiteName | None, period: str | None, limit: int) -> list[PeriodTold]:
+        found = [one for one in self.told_periods if site in (None, one.site) and period in (None, one.count.period)]
+        found.sort(key=lambda one: (one.site, -one.number))
+        return sorted(found, key=lambda one: one.count.period, reverse=True)[:limit]
+
+    async def held(self, site: SiteName, start: datetime, end: datetime) -> Held:
+        first = {item.segment.id: item.segment for item in reversed(self.segments) if item.site == site and start < item.segment.end <= end}
+        return Held(len({segment.attempt for segment in first.values()}), len(first), measured(first.values()))
+
+    async def suspended(self, site: SiteName | None, segment: str | None, limit: int) -> list[Suspended]:
+        waiting = [item for item in self.segments if item.suspense not in SETTLED]
+        found = [item for item in waiting if site in (None, item.site) and segment in (None, item.segment.id)]
+        found.sort(key=lambda item: (self.suspended_since[item.number], item.number))
+        return [
+            Suspended(
+                number=item.number,
+                segment=item.segment.id,
+                digest=item.digest,
+                site=item.site,
+                attempt=item.segment.attempt,
+                tenant=item.tenant,
+                start=item.segment.start,
+                end=item.segment.end,
+                quantity_milli=item.segment.quantity_milli,
+                reason=item.suspense,
+                since=self.suspended_since[item.number],
+            )
+            for item in found[:limit]
+        ]

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from decimal import Decimal
 from typing import TYPE_CHECKING
 
 from intertie.contracts.base import decode, encode
 from intertie.contracts.identity import AuditQuery, AuditRow, SiteKeyChanged
+from intertie.contracts.incident import ReportIncident
 from intertie.contracts.job import AttemptSnapshot
-from intertie.contracts.link import Sealed
-from intertie.contracts.usage import Allowance, AllowanceChanged, MeterSpec, Segment, SpecAgreed, WhoPays
+from intertie.contracts.link import JournalOpened, Sealed
+from intertie.contracts.usage import Allowance, AllowanceChanged, LostEntries, MeterSpec, PeriodCount, Segment, SpecAgreed, WhoPays
 from intertie.errors import Stale
-from intertie.ids import AttemptId, Digest, JobId, SiteName, SpecId, TenantName
+from intertie.ids import AttemptId, Digest, JobId, SegmentId, SiteName, SpecId, TenantName
 from intertie.metering.core.attribution import RESOLVABLE
-from intertie.metering.core.evidence import Evidence, Money, Received, Settled, SiteKeys
+from intertie.metering.core.closing import Held, Lost, PeriodTold
+from intertie.metering.core.evidence import Decision, Evidence, Money, Received, Settled, SiteKeys
 from intertie.metering.core.ledger import Entry
 from intertie.metering.core.reckon import Change, Reckoning
-from intertie.metering.store import Mark, Totals
+from intertie.metering.store import Mark, Suspended, Totals
 from intertie.store import Database, Tx, load_queries
 
 if TYPE_CHECKING:
@@ -42,7 +45,7 @@ class PgMetering:
         # The revision is read first: what is newer than it makes the save stale, never wrong.
         async with self.db.transaction(read_only=True, isolation="repeatable read") as tx:
             rows = {row["attempt"]: row for row in await tx.all(Q.attempts_load, wanted)}
-            received = _grouped(await tx.all(Q.segments_load, wanted))
+            received = _grouped(await tx.all(Q.segments_load, wanted), await tx.all(Q.decisions_load, wanted))
             balances: dict[AttemptId, dict[Money, Decimal]] = {}
             for row in await tx.all(Q.balances_load, wanted):
                 balances.setdefault(row["attempt"], {})[(row["account"], row["currency"])] = row["amount"]
@@ -51,6 +54,8 @@ class PgMetering:
             named = sorted(places | set(sites))
             specs = [decode(row["record"], MeterSpec) for row in await tx.all(Q.specs_for, consumers)]
             keys = _keys(await tx.all(Q.keys_for, named))
+            anew = await tx.all(Q.journals_replaced, named)
+            last = {row["attempt"]: row["id"] for row in await tx.all(Q.entries_last, wanted)}
             lanes = {row["site"]: row["ack_through"] for row in await tx.all(Q.lanes_through, named)}
         found: list[Evidence] = []
         for attempt in wanted:
@@ -60,6 +65,8 @@ class PgMetering:
                 balances=balances.get(attempt, {}),
                 specs=specs,
                 keys=keys,
+                renumbered=frozenset(row["journal"] for row in anew if row["site"] in {item.site for item in received.get(attempt, ())}),
+                last_entry=last.get(attempt, 0),
             )
             found.append(_with_row(evidence, rows[attempt], lanes) if attempt in rows else evidence)
         return found
@@ -78,6 +85,8 @@ class PgMetering:
                 await _suspend(tx, item.number, item)
             for item in change.arrived:
                 await _suspend(tx, await _insert(tx, item), item)
+            for number, decision in change.decided:
+                await tx.run(Q.decision_insert, number, decision.lifts, decision.who, decision.why, decision.at)
             for entry in change.reckoning.entries:
                 await _post(tx, entry)
             if change.reckoning.settled:
@@ -143,6 +152,92 @@ class PgMetering:
         async with self.db.transaction(read_only=True) as tx:
             return {row["job"]: row["name"] for row in await tx.all(Q.names_load, list(jobs))}
 
+    async def keys(self, site: SiteName) -> SiteKeys:
+        async with self.db.transaction(read_only=True) as tx:
+            return _keys(await tx.all(Q.keys_for, [site])).get(site, SiteKeys())
+
+    async def note_journal(self, site: SiteName, journal: str, said: JournalOpened, at: datetime, mark: Mark) -> None:
+        async with self.db.transaction() as tx:
+            if await mark(tx):
+                await tx.run(Q.journal_insert, site, journal, said.previous, said.why, at)
+
+    async def note_lost(self, lost: Lost, report: ReportIncident, mark: Mark) -> None:
+        told, sealed = lost.told, lost.sealed
+        async with self.db.transaction() as tx:
+            if not await mark(tx):
+                return
+            row = (
+                told.site,
+                told.journal,
+                told.first,
+                told.last,
+                sealed.payload,
+                sealed.signer,
+                sealed.signature,
+                told.said_at,
+                told.proven,
+            )
+            if await tx.run(Q.lost_insert, *row):
+                await tx.fault(report)
+
+    async def lost(self, sites: Collection[SiteName] | None, limit: int) -> list[LostEntries]:
+        async with self.db.transaction(read_only=True) as tx:
+            return [
+                LostEntries(
+                    site=SiteName(row["site"]),
+                    journal=row["journal"],
+                    first=row["first"],
+                    last=row["last"],
+                    said_at=row["said_at"],
+                    proven=row["proven"],
+                )
+                for row in await tx.all(Q.lost_load, None if sites is None else sorted(sites), limit)
+            ]
+
+    async def note_period(self, told: PeriodTold, mark: Mark) -> None:
+        count, sealed = told.count, told.sealed
+        async with self.db.transaction() as tx:
+            if not await mark(tx):
+                return
+            await tx.run(
+                Q.period_insert,
+                *(count.site, count.period, count.start, count.end, count.attempts, count.segments, Decimal(count.quantity_milli_us)),
+                *(told.digest, sealed.payload, sealed.signer, sealed.signature, told.received_at, told.proven),
+            )
+
+    async def prove_period(self, number: int) -> None:
+        async with self.db.transaction() as tx:
+            await tx.run(Q.period_proven, number)
+
+    async def periods(self, site: SiteName | None, period: str | None, limit: int) -> list[PeriodTold]:
+        async with self.db.transaction(read_only=True) as tx:
+            return [_told(row) for row in await tx.all(Q.periods_load, site, period, limit)]
+
+    async def held(self, site: SiteName, start: datetime, end: datetime) -> Held:
+        async with self.db.transaction(read_only=True) as tx:
+            row = await tx.one(Q.held_of_site, site, start, end)
+        assert row is not None, "aggregates answer with one row"
+        return Held(row["attempts"], row["segments"], int(row["quantity"]))
+
+    async def suspended(self, site: SiteName | None, segment: str | None, limit: int) -> list[Suspended]:
+        async with self.db.transaction(read_only=True) as tx:
+            return [
+                Suspended(
+                    number=row["number"],
+                    segment=SegmentId(row["id"]),
+                    digest=Digest(row["digest"]),
+                    site=SiteName(row["site"]),
+                    attempt=AttemptId(row["attempt"]),
+                    tenant=row["tenant"],
+                    start=row["starts_at"],
+                    end=row["ends_at"],
+                    quantity_milli=row["quantity_milli"],
+                    reason=row["reason"],
+                    since=row["since"],
+                )
+                for row in await tx.all(Q.suspended, site, segment, limit)
+            ]
+
     async def totals(self) -> Totals:
         async with self.db.transaction(read_only=True) as tx:
             row = await tx.one(Q.totals)
@@ -153,8 +248,12 @@ class PgMetering:
         return await self.db.read_audit(query)
 
 
-def _grouped(rows: Sequence[Record]) -> dict[AttemptId, list[Received]]:
+def _grouped(rows: Sequence[Record], decided: Sequence[Record]) -> dict[AttemptId, list[Received]]:
     found: dict[AttemptId, list[Received]] = {}
+    decisions: dict[int, tuple[Decision, ...]] = {}
+    for row in decided:
+        decision = Decision(row["lifts"], row["who"], row["why"], row["at"])
+        decisions[row["segment"]] = (*decisions.get(row["segment"], ()), decision)
     for row in rows:
         item = Received(
             site=SiteName(row["site"]),
@@ -168,9 +267,21 @@ def _grouped(rows: Sequence[Record]) -> dict[AttemptId, list[Received]]:
             tenant=row["tenant"],
             number=row["number"],
             suspense=row["suspense"],
+            decisions=decisions.get(row["number"], ()),
         )
         found.setdefault(row["attempt"], []).append(item)
     return found
+
+
+def _told(row: Record) -> PeriodTold:
+    return PeriodTold(
+        count=decode(row["payload"], PeriodCount, what="a stored count"),
+        sealed=Sealed(payload=row["payload"], signer=row["signer"], signature=row["signature"]),
+        digest=Digest(row["digest"]),
+        received_at=row["received_at"],
+        proven=row["proven"],
+        number=row["number"],
+    )
 
 
 def _keys(rows: Sequence[Record]) -> dict[SiteName, SiteKeys]:
@@ -192,14 +303,11 @@ def _with_row(evidence: Evidence, row: Record, lanes: Mapping[str, int]) -> Evid
             segments=row["settled_segments"],
             quantity_milli_us=int(row["settled_quantity"]),
         )
-    return Evidence(
-        attempt=evidence.attempt,
+    return replace(
+        evidence,
         revision=row["revision"],
         snapshot=decode(row["snapshot"], AttemptSnapshot) if row["snapshot"] else None,
-        received=evidence.received,
-        balances=evidence.balances,
-        specs=evidence.specs,
-        keys=evidence.keys,
+        closed=row["until"] is not None,
         priced_by=(SpecId(row["priced_spec"]), row["priced_revision"]) if row["priced_spec"] else None,
         settled=settled,
         lane_through=lanes.get(row["site"], 0),
@@ -268,7 +376,8 @@ async def _suspend(tx: Tx, number: int, item: Received) -> None:
 
 
 async def _post(tx: Tx, entry: Entry) -> None:
-    row = await tx.one(Q.entry_insert, entry.attempt, entry.kind, entry.reason, *(entry.spec or (None, None)), encode(list(entry.charges)))
+    spec = entry.spec or (None, None)
+    row = await tx.one(Q.entry_insert, entry.attempt, entry.kind, entry.reason, *spec, encode(list(entry.charges)), entry.cites or None)
     assert row is not None, "an insert returns its row"
     accounts, currencies = [leg.account for leg in entry.legs], [leg.currency for leg in entry.legs]
     await tx.run(Q.postings_insert, row["id"], accounts, currencies, [leg.amount for leg in entry.legs])

@@ -1,6 +1,6 @@
 -- name: attempts_load
 SELECT attempt, revision, snapshot, priced_spec, priced_revision, settled_version, settled_amount, settled_currency, settled_payer,
-       settled_segments, settled_quantity, tenant, site
+       settled_segments, settled_quantity, tenant, site, until
 FROM attempt WHERE attempt = any($1::text[])
 
 -- name: segments_load
@@ -55,7 +55,7 @@ UPDATE suspense SET released_at = now() WHERE segment = $1 AND released_at IS NU
 INSERT INTO suspense (segment, attempt, reason) VALUES ($1, $2, $3) ON CONFLICT (segment) WHERE released_at IS NULL DO NOTHING
 
 -- name: entry_insert
-INSERT INTO entry (attempt, kind, reason, spec, spec_revision, charges) VALUES ($1, $2, $3, $4, $5, $6) RETURNING id
+INSERT INTO entry (attempt, kind, reason, spec, spec_revision, charges, cites) VALUES ($1, $2, $3, $4, $5, $6, $7) RETURNING id
 
 -- name: postings_insert
 INSERT INTO posting (entry, account, currency, amount)
@@ -106,4 +106,56 @@ SELECT job, name FROM job_name WHERE job = any($1::text[])
 SELECT (SELECT count(*) FROM posting) AS postings,
        (SELECT coalesce(sum(amount), 0) FROM posting) AS sum,
        (SELECT count(*) FROM quarantine WHERE lane = 'metering' AND released_at IS NULL) AS quarantined,
-       (SELECT count(*) FROM suspense WHERE released_at IS NULL) AS suspense
+       (SELECT count(*) FROM suspense WHERE released_at IS NULL AND reason <> 'superseded') AS suspense
+
+-- name: decisions_load
+SELECT d.segment, d.lifts, d.who, d.why, d.at FROM suspense_decision AS d JOIN segment AS s ON s.number = d.segment
+WHERE s.attempt = any($1::text[]) ORDER BY d.id
+
+-- name: decision_insert
+INSERT INTO suspense_decision (segment, lifts, who, why, at) VALUES ($1, $2, $3, $4, $5)
+
+-- name: entries_last
+SELECT attempt, max(id) AS id FROM entry WHERE attempt = any($1::text[]) GROUP BY attempt
+
+-- name: journals_replaced
+SELECT site, journal FROM journal_opened WHERE previous IS NOT NULL AND site = any($1::text[])
+
+-- name: journal_insert
+INSERT INTO journal_opened (site, journal, previous, why, said_at) VALUES ($1, $2, $3, $4, $5) ON CONFLICT DO NOTHING
+
+-- name: lost_insert
+INSERT INTO lost_range (site, journal, first, last, payload, signer, signature, said_at, proven) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)
+ON CONFLICT DO NOTHING
+
+-- name: lost_load
+-- Newest first; null for every site.
+SELECT site, journal, first, last, said_at, proven FROM lost_range WHERE $1::text[] IS NULL OR site = any($1::text[])
+ORDER BY said_at DESC, site, journal, first LIMIT $2
+
+-- name: period_insert
+INSERT INTO period_told (site, period, starts_at, ends_at, attempts, segments, quantity_milli_us, digest, payload, signer, signature,
+                         received_at, proven)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13) ON CONFLICT DO NOTHING
+
+-- name: period_proven
+UPDATE period_told SET proven = true WHERE number = $1
+
+-- name: periods_load
+-- Newest first; of one site or all, of one period or all.
+SELECT number, digest, payload, signer, signature, received_at, proven FROM period_told
+WHERE ($1::text IS NULL OR site = $1) AND ($2::text IS NULL OR period = $2) ORDER BY period DESC, site, number DESC LIMIT $3
+
+-- name: held_of_site
+-- Each segment id once, as it came first; a segment that ends at the border is of the period that ends there.
+SELECT count(DISTINCT attempt) AS attempts, count(*) AS segments,
+       coalesce(sum(quantity_milli * greatest(0, extract(epoch FROM ends_at - starts_at) * 1000000)), 0)::numeric AS quantity
+FROM (SELECT DISTINCT ON (id) id, attempt, quantity_milli, starts_at, ends_at FROM segment
+      WHERE site = $1 AND ends_at > $2 AND ends_at <= $3 ORDER BY id, number) AS one
+
+-- name: suspended
+-- What waits, oldest first; of one site or all, of one segment id or all.
+SELECT s.number, s.id, s.digest, s.site, s.attempt, s.tenant, s.starts_at, s.ends_at, s.quantity_milli, w.reason, w.since
+FROM suspense AS w JOIN segment AS s ON s.number = w.segment
+WHERE w.released_at IS NULL AND w.reason <> 'superseded' AND ($1::text IS NULL OR s.site = $1) AND ($2::text IS NULL OR s.id = $2)
+ORDER BY w.id LIMIT $3

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -21,7 +21,7 @@ from intertie.contracts.base import Empty, EventMeta
 from intertie.contracts.endpoints import Endpoint
 from intertie.contracts.identity import AuditQuery, AuditReply, Claims, SiteKeyChanged
 from intertie.contracts.job import AttemptChanged, AttemptSnapshot, AttemptsQuery, JobChanged
-from intertie.contracts.link import Sealed, SegmentClosed
+from intertie.contracts.link import MeteringEntry, Sealed, SegmentClosed
 from intertie.contracts.usage import (
     AgreeSpec,
     Allowance,
@@ -31,24 +31,30 @@ from intertie.contracts.usage import (
     LedgerCheck,
     MeteringSnapshotReply,
     MeterSpec,
+    ReleaseSegment,
     SetAllowance,
     SpecAgreed,
     SpecsQuery,
     SpecsReply,
     Statement,
     StatementQuery,
+    SuspendedSegment,
+    SuspenseQuery,
+    SuspenseReply,
 )
-from intertie.errors import Refused, Stale
+from intertie.errors import NotFound, Refused, Stale
 from intertie.ids import AttemptId, SiteName, SpecId, TenantName, mint
 from intertie.lane.tables import LaneEntry
 from intertie.metering.core import ledger
 from intertie.metering.core.agreements import DEFAULT_ZONE, PLATFORM, in_force, next_revision
+from intertie.metering.core.attribution import DECIDABLE, RESOLVABLE, TEXTS, Reason
 from intertie.metering.core.books import ended
-from intertie.metering.core.evidence import Evidence, received
+from intertie.metering.core.evidence import Decision, Evidence, received
 from intertie.metering.core.periods import period_of
 from intertie.metering.core.reckon import Reckoning, Trust, book_of, change, reckon
 from intertie.metering.core.statements import Sum
-from intertie.metering.store import Mark, MeteringStore, event_mark
+from intertie.metering.store import Mark, MeteringStore, Suspended, event_mark
+from intertie.metering.words import Marks, Words
 from intertie.observe import log
 from intertie.store import StoreTx, audit_reply
 from intertie.trust import keys, rights, seal
@@ -74,14 +80,6 @@ NAMED = 100
 DEFAULT_CURRENCY = "CNY"
 
 
-class Marks(Protocol):
-    """All that interpreting needs of the lane tables."""
-
-    async def mark_interpreted(self, tx: StoreTx, entry: LaneEntry) -> None:
-        """In the transaction of the change; `Stale('lane.out_of_turn')` if it was done before or comes too early."""
-        ...
-
-
 def sealed_by(sealed: Sealed, public_key: str) -> bool:
     """Whether this key signed exactly these bytes (`core.attribution.Verify`)."""
     try:
@@ -105,12 +103,20 @@ class Metering:
     ) -> None:
         self._store, self._lanes, self._trust, self._clock, self._news = store, lanes, trusted, clock, news
         self._swept = ""
+        self._words = Words(store, lanes, trusted, clock)
 
     # --- what comes ------------------------------------------------------------------------------------------------------------------------
 
     async def interpret(self, entry: LaneEntry) -> None:
-        """One entry of the metering lane. What is no segment raises, and goes to quarantine; what cannot be believed waits in suspense."""
-        item = received(entry.site, entry.journal, entry.seq, entry.read(SegmentClosed).sealed, entry.received_at)
+        """One entry of the metering lane. What is none raises, and goes to quarantine; a segment that cannot be believed waits in suspense."""
+        said: MeteringEntry = entry.read(MeteringEntry)  # type: ignore[arg-type]  # mypy knows no type[] of a union
+        if isinstance(said, SegmentClosed):
+            await self._segment(entry, said)
+        else:
+            await self._words.take(entry, said)
+
+    async def _segment(self, entry: LaneEntry, said: SegmentClosed) -> None:
+        item = received(entry.site, entry.journal, entry.seq, said.sealed, entry.received_at)
 
         async def mark(tx: StoreTx) -> bool:
             await self._lanes.mark_interpreted(tx, entry)
@@ -173,6 +179,7 @@ class Metering:
 
     async def reconsider(self) -> None:
         """The slow loop: look again at what is in suspense for a reason that news may have lifted; the next part of it each time."""
+        await self._words.prove_again()
         for _ in range(SWEEP_PAGES):
             page = await self._store.waiting(self._swept, PAGE)
             for attempt in page:
@@ -227,6 +234,41 @@ class Metering:
         await self._store.set_allowance(allowance, _who(caller.claims))
         return allowance
 
+    async def suspense(self, ask: SuspenseQuery, caller: Caller) -> SuspenseReply:
+        """What waits, oldest first, and for what."""
+        rights.require(caller.claims, "suspense.read")
+        return SuspenseReply(segments=[_waiting(one) for one in await self._store.suspended(ask.site, None, ask.limit)])
+
+    async def release_suspense(self, ask: ReleaseSegment, caller: Caller) -> AttemptBook:
+        """A named person decides that a segment counts; the attempt is reckoned anew at once. The decision is a fact of its own."""
+        rights.require(caller.claims, "suspense.release")
+        if not ask.reason.strip():
+            raise Refused("metering.no_reason", "a decision about money says why", next_step="give --reason")
+        one = _only(ask, await self._store.suspended(None, ask.segment, NAMED))
+        if one.reason not in DECIDABLE:
+            raise Refused(
+                "metering.not_decidable",
+                f"segment {one.segment} waits because {TEXTS[Reason(one.reason)]}: no person can decide that",
+                next_step="what it waits for must come (a key, a record, an agreement), or the site must say it anew",
+            )
+        who = _who(caller.claims)
+        decision = Decision(one.reason, who, ask.reason, self._clock.now())
+
+        def news(evidence: Evidence) -> Evidence:
+            items = [
+                replace(item, decisions=(*item.decisions, decision)) if item.number == one.number and not item.lifted(one.reason) else item
+                for item in evidence.received
+            ]
+            return replace(evidence, received=items)
+
+        async def mark(tx: StoreTx) -> bool:
+            await tx.audit(actor=who, action="suspense.release", target=f"{one.segment} ({one.reason})", reason=ask.reason)
+            return True
+
+        await self._apply(one.attempt, news, f"released by {who}: {ask.reason}", mark, sites=[one.site])
+        (evidence,) = await self._store.load([one.attempt])
+        return book_of(reckon(evidence, self._trust, self._clock.now()))
+
     # --- queries ------------------------------------------------------------------------------------------------------------------------------
 
     async def specs(self, ask: SpecsQuery, caller: Caller) -> SpecsReply:
@@ -255,7 +297,9 @@ class Metering:
 
         async for reckoning in self._reckoned(page):
             total.add(reckoning)
-        return total.statement(await self._store.names(total.jobs), now)
+        sites = await self._words.standings(total.sites, total.period, total.start, total.end) if total.over(now) else []
+        lost = await self._words.lost(total.sites)
+        return total.statement(await self._store.names(total.jobs), now, sites, lost)
 
     async def books(self, ask: BookQuery, caller: Caller) -> BooksReply:
         """What is held of some attempts. Unknown ones, and those that are not the caller's, are left out; a site sees usage, not prices."""
@@ -293,7 +337,7 @@ class Metering:
             kinds = {entry.kind for entry in reckoning.entries}
             closed_with_hold += reckoning.closed and ledger.held(reckoning.evidence.balances) != 0
             open_without_hold += not reckoning.closed and ledger.EntryKind.HOLD in kinds
-            if ledger.EntryKind.POST in kinds:
+            if kinds & {ledger.EntryKind.POST, ledger.EntryKind.ADJUST}:
                 differing.append(reckoning.evidence.attempt)
             if ended(reckoning.evidence.record) and not reckoning.state.complete:
                 incomplete.append(reckoning.evidence.attempt)
@@ -308,6 +352,8 @@ class Metering:
             incomplete=incomplete[:NAMED],
             differing=differing[:NAMED],
             text="the ledger does not agree with the segments" if wrong else "the ledger agrees with the segments",
+            lost=await self._words.lost(),
+            periods=await self._words.differing(),
         )
 
     async def audit(self, ask: AuditQuery, caller: Caller) -> AuditReply:
@@ -335,8 +381,39 @@ class Metering:
             endpoints.METERING_SNAPSHOT: self.snapshot,
             endpoints.LEDGER_CHECK: self.check,
             endpoints.METERING_AUDIT: self.audit,
+            endpoints.SUSPENSE: self.suspense,
+            endpoints.RELEASE_SUSPENSE: self.release_suspense,
         }
 
 
 def _who(claims: Claims) -> str:
     return f"{claims.name} ({claims.sub})"
+
+
+def _only(ask: ReleaseSegment, found: list[Suspended]) -> Suspended:
+    """The one segment that was meant."""
+    meant = [one for one in found if not ask.digest or one.digest == ask.digest]
+    if not meant:
+        raise NotFound("metering.no_suspense", f"no segment {ask.segment} waits", next_step="see `intertie suspense list`")
+    if len(meant) > 1:
+        which = ", ".join(sorted(one.digest for one in meant))
+        raise Refused("metering.which", f"{len(meant)} contents of segment {ask.segment} wait", next_step=f"name one by --digest: {which}")
+    return meant[0]
+
+
+def _waiting(one: Suspended) -> SuspendedSegment:
+    reason = Reason(one.reason)
+    return SuspendedSegment(
+        segment=one.segment,
+        digest=one.digest,
+        site=one.site,
+        attempt=one.attempt,
+        tenant=one.tenant,
+        start=one.start,
+        end=one.end,
+        quantity_milli=one.quantity_milli,
+        reason=reason,
+        text=TEXTS[reason],
+        since=one.since,
+        needs_person=reason not in RESOLVABLE,
+    )

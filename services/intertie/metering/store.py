@@ -14,9 +14,12 @@ from typing import Protocol
 
 from intertie.contracts.base import EventMeta
 from intertie.contracts.identity import AuditQuery, AuditRow, SiteKeyChanged
-from intertie.contracts.usage import Allowance, AllowanceChanged, MeterSpec
-from intertie.ids import AttemptId, JobId, SiteName, TenantName
-from intertie.metering.core.evidence import Evidence
+from intertie.contracts.incident import ReportIncident
+from intertie.contracts.link import JournalOpened
+from intertie.contracts.usage import Allowance, AllowanceChanged, LostEntries, MeterSpec
+from intertie.ids import AttemptId, Digest, JobId, SegmentId, SiteName, TenantName
+from intertie.metering.core.closing import Held, Lost, PeriodTold
+from intertie.metering.core.evidence import Evidence, SiteKeys
 from intertie.metering.core.reckon import Change
 from intertie.store import StoreTx
 
@@ -41,6 +44,23 @@ class Totals:
     sum: Decimal
     quarantined: int
     suspense: int
+
+
+@dataclass(frozen=True, slots=True)
+class Suspended:
+    """One segment that waits, as the store knows it; the service says it in words."""
+
+    number: int
+    segment: SegmentId
+    digest: Digest
+    site: SiteName
+    attempt: AttemptId
+    tenant: TenantName | None
+    start: datetime
+    end: datetime
+    quantity_milli: int
+    reason: str
+    since: datetime
 
 
 class MeteringStore(Protocol):
@@ -98,5 +118,39 @@ class MeteringStore(Protocol):
     async def names(self, jobs: Sequence[JobId]) -> Mapping[JobId, str]: ...
 
     async def totals(self) -> Totals: ...
+
+    async def keys(self, site: SiteName) -> SiteKeys: ...
+
+    async def note_journal(self, site: SiteName, journal: str, said: JournalOpened, at: datetime, mark: Mark) -> None:
+        """Keep that a journal took another's place; said again it changes nothing."""
+        ...
+
+    async def note_lost(self, lost: Lost, report: ReportIncident, mark: Mark) -> None:
+        """Keep what nobody has, and report it; the same range again changes nothing and reports nothing."""
+        ...
+
+    async def lost(self, sites: Collection[SiteName] | None, limit: int) -> list[LostEntries]:
+        """Of some sites or of all, newest first."""
+        ...
+
+    async def note_period(self, told: PeriodTold, mark: Mark) -> None:
+        """Keep a site's word on a period beside its former ones; the same bytes again change nothing."""
+        ...
+
+    async def prove_period(self, number: int) -> None:
+        """A key came that proves a word."""
+        ...
+
+    async def periods(self, site: SiteName | None, period: str | None, limit: int) -> list[PeriodTold]:
+        """Newest period first, and of each site and period the newest word first."""
+        ...
+
+    async def held(self, site: SiteName, start: datetime, end: datetime) -> Held:
+        """What is here of a site's segments that end in (start, end]."""
+        ...
+
+    async def suspended(self, site: SiteName | None, segment: str | None, limit: int) -> list[Suspended]:
+        """What waits, oldest first."""
+        ...
 
     async def read_audit(self, query: AuditQuery) -> list[AuditRow]: ...

@@ -29,17 +29,23 @@ def in_force(specs: Iterable[MeterSpec], tenant: TenantName | str, at: datetime)
 
 
 def agreement(
-    record: AttemptRecord, segments: Sequence[Segment], specs: Sequence[MeterSpec], priced_by: tuple[SpecId, int] | None
+    record: AttemptRecord,
+    segments: Sequence[Segment],
+    specs: Sequence[MeterSpec],
+    priced_by: tuple[SpecId, int] | None,
+    granted: tuple[SpecId, int] | None = None,
 ) -> tuple[MeterSpec | None, Reason | str]:
     """(spec, reason): the one revision that prices this attempt, or why none does.
 
-    The cited revision rules. Where none was cited, or the cited one lacks a price, a later agreement that is in force from before the
-    attempt's start takes its place, and then stays: a price once posted is changed by no later agreement.
+    The cited revision rules; of work that a site took in by itself it is the one that its allowance names (`granted`). Where none was cited, or
+    the cited one lacks a price, a later agreement that is in force from before the attempt's start takes its place, and then stays: a price once
+    posted is changed by no later agreement.
     """
     by_key = {(spec.spec, spec.revision): spec for spec in specs}
     start = min((segment.start for segment in segments), default=record.started_at or record.offered_at)
     fixed = by_key.get(priced_by) if priced_by else None
-    cited = fixed or (by_key.get((record.spec, record.spec_revision)) if record.spec else in_force(specs, record.tenant, start))
+    named = granted or ((record.spec, record.spec_revision) if record.spec else None)
+    cited = fixed or (by_key.get(named) if named else in_force(specs, record.tenant, start))
     if cited is None:
         return None, Reason.NO_SPEC
     later = [s for s in specs if s.spec == cited.spec and s.revision > cited.revision and s.effective_from <= start]

@@ -7,18 +7,19 @@ what the attempt was given: these devices, since this offer, for so long at most
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
 
 from intertie.contracts.base import decode
 from intertie.contracts.job import AttemptRecord, AttemptSnapshot, Attribution
-from intertie.contracts.link import Sealed
+from intertie.contracts.link import IslandedGrant, Sealed
 from intertie.contracts.usage import UsagePhase
 from intertie.errors import Refused
 from intertie.ids import Digest, SegmentId, SiteName
 from intertie.metering.core.evidence import Received, SiteKeys
+from intertie.rating.union import EARLIEST
 
 Verify = Callable[[Sealed, str], bool]
 """(sealed, public key) → whether that key signed exactly these bytes."""
@@ -35,6 +36,7 @@ class Reason(StrEnum):
     ATTRIBUTION_MISMATCH = "attribution_mismatch"
     CONFLICT = "conflict"
     ATTEMPT_UNKNOWN = "attempt_unknown"
+    SUPERSEDED = "superseded"
     RECORD_MISMATCH = "record_mismatch"
     NEVER_RAN = "never_ran"
     OTHER_DEVICES = "other_devices"
@@ -53,6 +55,7 @@ TEXTS: Mapping[Reason, str] = {
     Reason.ATTRIBUTION_MISMATCH: "the attribution belongs to another attempt, site or pool",
     Reason.CONFLICT: "another content under the same segment id was accepted before",
     Reason.ATTEMPT_UNKNOWN: "the scheduler's record of this attempt is not here yet",
+    Reason.SUPERSEDED: "a person decided that another content under the same segment id counts",
     Reason.RECORD_MISMATCH: "the attribution differs from the scheduler's record",
     Reason.NEVER_RAN: "the scheduler's record says that this attempt never ran",
     Reason.OTHER_DEVICES: "the segment claims devices, or more of them, that the attempt was not given",
@@ -75,6 +78,12 @@ RESOLVABLE = frozenset(
     }
 )
 """Reasons that new evidence (a key, a record, an agreement) may lift; the others need a person."""
+
+DECIDABLE = frozenset({Reason.CONFLICT, Reason.IMPOSSIBLE_TIMES, Reason.OVER_WALL})
+"""Reasons that a named person may lift: everything else of the segment is proven, and only its size or its double is in doubt."""
+
+SETTLED = frozenset({"", Reason.SUPERSEDED})
+"""What waits for nothing: it counts, or a person decided that another does."""
 
 COUNTED = frozenset({"", Reason.NO_SPEC, Reason.NO_PRICE})
 """Segments that are believed: they count towards completeness even while their price is not agreed."""
@@ -119,14 +128,15 @@ def judge(
 ) -> list[Received]:
     """Each segment with what is known of it now; `suspense` empty where it counts (its price is judged elsewhere). Order is kept."""
     record = snapshot.record if snapshot else None
-    accepted: dict[SegmentId, Digest] = {}
+    decided = chosen(items)
+    accepted = dict(decided)
     judged: list[Received] = []
     run = _Run()
     for item in items:
-        reason, attribution = _prove(item, keys.get(item.site, SiteKeys()), scheduler_keys, verify)
-        if attribution is not None:
-            item = replace(item, proven=True, tenant=attribution.tenant)
-            reason = _place(item, attribution, record, accepted)
+        reason, word = _prove(item, keys.get(item.site, SiteKeys()), scheduler_keys, verify)
+        if word is not None:
+            item = replace(item, proven=True, tenant=word.tenant, grant=word if isinstance(word, IslandedGrant) else None)
+            reason = _place(item, word, record, accepted, decided)
         if not reason and snapshot is not None:
             reason, run = _bound(item, snapshot, run)
         if not reason:
@@ -135,8 +145,18 @@ def judge(
     return judged
 
 
-def _prove(item: Received, keys: SiteKeys, scheduler_keys: frozenset[str], verify: Verify) -> tuple[Reason | str, Attribution | None]:
-    """What a segment proves by itself: who measured it, and the attribution that the scheduler gave."""
+def chosen(items: Sequence[Received]) -> dict[SegmentId, Digest]:
+    """Segment ids of which a person decided which content counts; of several decisions the last."""
+    decided = [item for item in items if item.lifted(Reason.CONFLICT)]
+    return {item.segment.id: item.digest for item in sorted(decided, key=lambda item: item.lifted(Reason.CONFLICT) or EARLIEST)}
+
+
+Word = Attribution | IslandedGrant
+"""What the scheduler sealed: whose one attempt is, or what a tenant may use of a site that is alone."""
+
+
+def _prove(item: Received, keys: SiteKeys, scheduler_keys: frozenset[str], verify: Verify) -> tuple[Reason | str, Word | None]:
+    """What a segment proves by itself: who measured it, and the word that the scheduler gave."""
     segment = item.segment
     if segment.site != item.site:
         return Reason.OTHER_SITE, None
@@ -149,23 +169,40 @@ def _prove(item: Received, keys: SiteKeys, scheduler_keys: frozenset[str], verif
         return Reason.NO_ATTRIBUTION, None
     if not item.proven and not any(verify(segment.attribution, key) for key in sorted(scheduler_keys)):
         return Reason.ATTRIBUTION_BAD_SEAL, None
+    word = _word(segment.attribution)
+    if isinstance(word, IslandedGrant):
+        return ("", word) if (word.site, word.kind) == (segment.site, segment.kind) else (Reason.ATTRIBUTION_MISMATCH, None)
+    if word is None or (word.attempt, word.site, word.pool) != (segment.attempt, segment.site, segment.pool):
+        return Reason.ATTRIBUTION_MISMATCH, None
+    return "", word
+
+
+def _word(sealed: Sealed) -> Word | None:
+    """An attribution names its job and attempt, a grant its limits: neither reads as the other."""
     try:
-        attribution = decode(segment.attribution.payload, Attribution, what="attribution")
+        return decode(sealed.payload, Attribution, what="attribution")
     except Refused:
-        return Reason.ATTRIBUTION_MISMATCH, None
-    if (attribution.attempt, attribution.site, attribution.pool) != (segment.attempt, segment.site, segment.pool):
-        return Reason.ATTRIBUTION_MISMATCH, None
-    return "", attribution
+        pass
+    try:
+        return decode(sealed.payload, IslandedGrant, what="islanded allowance")
+    except Refused:
+        return None
 
 
-def _place(item: Received, attribution: Attribution, record: AttemptRecord | None, accepted: Mapping[SegmentId, Digest]) -> Reason | str:
+def _place(
+    item: Received, word: Word, record: AttemptRecord | None, accepted: Mapping[SegmentId, Digest], decided: Collection[SegmentId]
+) -> Reason | str:
     """How a proven segment stands to what is already known."""
     if accepted.get(item.segment.id, item.digest) != item.digest:
-        return Reason.CONFLICT
+        return Reason.SUPERSEDED if item.segment.id in decided else Reason.CONFLICT
     if record is None:
         return Reason.ATTEMPT_UNKNOWN
-    told = (attribution.tenant, attribution.job, attribution.site, attribution.pool, attribution.spec, attribution.spec_revision)
-    if told != (record.tenant, record.job, record.site, record.pool, record.spec, record.spec_revision):
+    if isinstance(word, IslandedGrant):
+        same = (word.tenant, word.site, word.kind) == (record.tenant, record.site, record.kind)
+    else:
+        told = (word.tenant, word.job, word.site, word.pool, word.spec, word.spec_revision)
+        same = told == (record.tenant, record.job, record.site, record.pool, record.spec, record.spec_revision)
+    if not same:
         return Reason.RECORD_MISMATCH
     if record.state in NEVER_RAN:
         return Reason.NEVER_RAN
@@ -180,10 +217,13 @@ def _bound(item: Received, snapshot: AttemptSnapshot, run: _Run) -> tuple[Reason
         return Reason.OTHER_DEVICES, run
     # Differences first: a bound at the end of time cannot be moved by a day.
     early, late = record.offered_at - segment.start, segment.end - item.received_at
-    if segment.end < segment.start or max(early, late) > CLOCK_TOLERANCE:
+    # What a site took in by itself began before the hub heard of it, by as long as the site was alone.
+    strange = late > CLOCK_TOLERANCE or (early > CLOCK_TOLERANCE and item.grant is None)
+    if segment.end < segment.start or (strange and not item.lifted(Reason.IMPOSSIBLE_TIMES)):
         return Reason.IMPOSSIBLE_TIMES, run
     if segment.phase is not UsagePhase.RUN:
         return "", run
     wall = timedelta(seconds=snapshot.wall_s)
     longer = run.with_(segment.start, segment.end)
-    return (Reason.OVER_WALL, run) if longer.length > wall + wall / WALL_SLACK_SHARE + WALL_SLACK else ("", longer)
+    over = longer.length > wall + wall / WALL_SLACK_SHARE + WALL_SLACK
+    return (Reason.OVER_WALL, run) if over and not item.lifted(Reason.OVER_WALL) else ("", longer)

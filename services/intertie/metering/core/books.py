@@ -23,6 +23,11 @@ def ended(record: AttemptRecord | None) -> bool:
     return record is not None and record.state == "ended"
 
 
+def lost(record: AttemptRecord | None) -> bool:
+    """Closed at the promised date, or by a named person: nobody knows how it ended."""
+    return record is not None and record.state == "lost"
+
+
 def never_ran(record: AttemptRecord | None) -> bool:
     return record is not None and record.state in NEVER_RAN
 
@@ -37,16 +42,20 @@ def completeness(evidence: Evidence, items: Sequence[Received]) -> Completeness:
         return Completeness(False, "the scheduler's record of this attempt")
     if never_ran(record):
         return Completeness(True)
+    if lost(record):
+        since = f" on {record.ended_at.isoformat()}" if record.ended_at else ""
+        return Completeness(False, f"closed as lost{since}: charged to nobody, until {record.site} says how it ended")
     if not ended(record):
         return Completeness(
             False, f"still {record.state} by the scheduler's record: its last segment comes with its end, from {record.site}"
         )
     held = [item for item in items if item.suspense in COUNTED]
-    problem = _counts(record, held, evidence.lane_through) or _prices(held)
+    problem = _counts(record, held, evidence) or _prices(held)
     return Completeness(not problem, problem)
 
 
-def _counts(record: AttemptRecord, held: Sequence[Received], lane_through: int) -> str:
+def _counts(record: AttemptRecord, held: Sequence[Received], evidence: Evidence) -> str:
+    lane_through = evidence.lane_through
     count, quantity = len({item.segment.id for item in held}), measured(item.segment for item in held)
     if count < record.segments:
         lane = f"its metering lane is here through {lane_through}, the ending says {record.last_metering_seq}"
@@ -56,8 +65,10 @@ def _counts(record: AttemptRecord, held: Sequence[Received], lane_through: int) 
         return f"{count} segments where {record.site}'s ending says {record.segments}: one of both is wrong at {record.site}"
     if quantity != record.quantity_milli_us:
         return f"the segments sum to {quantity} milli-µs where {record.site}'s ending says {record.quantity_milli_us}"
-    # Numbers of one journal only: a journal that was made anew starts at 1 again.
-    if len({item.journal for item in held}) == 1 and max(item.seq for item in held) > record.last_metering_seq:
+    # Numbers of one journal only: a journal that was made anew starts at 1 again, and says what its predecessor held under other numbers.
+    journals = {item.journal for item in held}
+    same = len(journals) == 1 and not journals & evidence.renumbered
+    if same and max(item.seq for item in held) > record.last_metering_seq:
         return f"a segment of {record.site} came after the last that its ending names ({record.last_metering_seq})"
     return ""
 

@@ -9,12 +9,22 @@ from decimal import Decimal
 
 from intertie.contracts.base import decode
 from intertie.contracts.job import AttemptRecord, AttemptSnapshot
-from intertie.contracts.link import Sealed
+from intertie.contracts.link import IslandedGrant, Sealed
 from intertie.contracts.usage import MeterSpec, Segment, WhoPays
 from intertie.ids import AttemptId, Digest, SegmentId, SiteName, SpecId, TenantName, digest
 
 Money = tuple[str, str]
 """(account, currency)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """A named person's word that a segment counts although the rule `lifts` holds it back."""
+
+    lifts: str
+    who: str
+    why: str
+    at: datetime
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +47,14 @@ class Received:
     """Of metering's own row; 0 if it is not stored yet."""
     suspense: str = ""
     """Why it waits (`attribution.Reason`); empty if it counts."""
+    decisions: tuple[Decision, ...] = ()
+    """What named persons decided about it."""
+    grant: IslandedGrant | None = None
+    """The islanded allowance that its attribution is, once proven; read from the sealed bytes, stored nowhere else."""
+
+    def lifted(self, reason: str) -> datetime | None:
+        """When a person decided that this reason holds it back no longer; None if nobody did."""
+        return max((decision.at for decision in self.decisions if decision.lifts == reason), default=None)
 
     @property
     def key(self) -> tuple[SegmentId, Digest, SiteName]:
@@ -89,6 +107,12 @@ class Evidence:
     settled: Settled | None = None
     lane_through: int = 0
     """Last metering entry of the attempt's site that is here: tells late from missing."""
+    renumbered: frozenset[str] = frozenset()
+    """Journals of its site that took the place of another: what the old one held was said again in them under other numbers."""
+    closed: bool = False
+    """It was closed when last reckoned: what changes its postings from then on is an adjustment."""
+    last_entry: int = 0
+    """Its newest ledger entry, for an adjustment to cite; 0 if there is none."""
 
     @property
     def record(self) -> AttemptRecord | None:

@@ -29,6 +29,8 @@ class EntryKind(StrEnum):
     HOLD = "hold"
     POST = "post"
     RELEASE = "release"
+    ADJUST = "adjust"
+    """What came after its attempt was closed: a new entry citing the one before it, never a changed one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,8 @@ class Entry:
     legs: Sequence[Leg]
     spec: tuple[SpecId, int] | None = None
     charges: Sequence[Charge] = ()
+    cites: int = 0
+    """The entry that an adjustment adjusts; 0 for every other kind."""
 
     def __post_init__(self) -> None:
         if any(add(leg.amount for leg in self.legs if leg.currency == currency) for currency in {leg.currency for leg in self.legs}):

@@ -10,15 +10,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from decimal import Decimal
+from typing import TypedDict
 
 from intertie.contracts.job import AttemptRecord, AttemptSnapshot, Attribution
 from intertie.contracts.usage import AttemptBook, AttemptSettled, Charge, MeterSpec, Segment, WhoPays
 from intertie.ids import AttemptId, SpecId, TenantName
 from intertie.metering.core import ledger
 from intertie.metering.core.agreements import agreement
-from intertie.metering.core.attribution import COUNTED, Verify, judge
-from intertie.metering.core.books import Completeness, completeness, ended, never_ran
-from intertie.metering.core.evidence import Evidence, Received
+from intertie.metering.core.attribution import COUNTED, SETTLED, Verify, judge
+from intertie.metering.core.books import Completeness, completeness, ended, lost, never_ran
+from intertie.metering.core.evidence import Decision, Evidence, Received
+from intertie.metering.core.payer import because, ending
 from intertie.rating import Rated, Used, hold_estimate, measured, rate, rate_period, union
 
 NO_CURRENCY = "XXX"
@@ -86,13 +88,14 @@ def reckon(evidence: Evidence, trust: Trust, now: datetime, why: str = "") -> Re
     record = evidence.record
     items = judge(evidence.received, evidence.snapshot, evidence.keys, trust.scheduler_keys, trust.verify)
     believed = list({item.segment.id: item.segment for item in items if not item.suspense}.values())
-    spec, reason = agreement(record, believed, evidence.specs, evidence.priced_by) if record else (None, "")
+    spec, reason = agreement(record, believed, evidence.specs, evidence.priced_by, granted(items)) if record else (None, "")
     if reason:
         items = [replace(item, suspense=str(reason)) if not item.suspense else item for item in items]
     segments = believed if spec else []
-    rated = rate(segments, spec, record.outcome, record.cause, whose(record)) if record and spec else None
+    rated = rate(segments, spec, *ending(record), whose(record)) if record and spec else None
     state = completeness(evidence, items)
-    closed = state.complete or evidence.settled is not None
+    # What was closed as lost stays closed when evidence refines it: its hold was released, and nothing can run under it any more.
+    closed = state.complete or evidence.settled is not None or lost(record) or (record is not None and record.refined)
     hold = _hold(evidence, spec, closed)
     entries = _entries(evidence, record, spec, rated, hold, closed, why)
     settled = _settled(evidence, items, spec, rated, state, now)
@@ -110,6 +113,13 @@ def whose(record: AttemptRecord) -> Attribution:
         spec=record.spec,
         spec_revision=record.spec_revision,
     )
+
+
+def granted(items: Sequence[Received]) -> tuple[SpecId, int] | None:
+    """The agreement that the islanded allowance of its segments names: the one that sorts first, if the allowance was renewed meanwhile."""
+    grants = {item.grant.grant: item.grant for item in items if item.grant is not None and not item.suspense}
+    first = grants[min(grants)] if grants else None
+    return (first.spec, first.spec_revision) if first is not None and first.spec else None
 
 
 def _hold(evidence: Evidence, spec: MeterSpec | None, closed: bool) -> Decimal:
@@ -140,7 +150,9 @@ def _entries(
     target = ledger.post_target(record, spec, rated.payer, rated.amount) if spec and rated else {}
     if legs := ledger.difference(posted, target):
         charges = rated.charges if rated else []
-        entries.append(ledger.Entry(evidence.attempt, ledger.EntryKind.POST, why, legs, cites, charges))
+        late = evidence.closed and evidence.last_entry
+        kind = ledger.EntryKind.ADJUST if late else ledger.EntryKind.POST
+        entries.append(ledger.Entry(evidence.attempt, kind, why, legs, cites, charges, evidence.last_entry if late else 0))
     holding = {money: amount for money, amount in evidence.balances.items() if ledger.is_hold(money[0])}
     if legs := ledger.difference(holding, ledger.hold_target(record, spec, hold)):
         kind = ledger.EntryKind.RELEASE if closed else ledger.EntryKind.HOLD
@@ -192,10 +204,12 @@ class Change:
     arrived: Sequence[Received]
     judged: Sequence[Received]
     """Known segments of which another thing is known now."""
+    decided: Sequence[tuple[int, Decision]] = ()
+    """What a person has just decided about a segment, by its number."""
 
     @property
     def empty(self) -> bool:
-        written = self.snapshot or self.arrived or self.judged or self.reckoning.entries or self.reckoning.settled
+        written = self.snapshot or self.arrived or self.judged or self.decided or self.reckoning.entries or self.reckoning.settled
         return not written
 
 
@@ -208,15 +222,27 @@ def change(before: Evidence, after: Reckoning) -> Change:
         reckoning=after,
         snapshot=after.evidence.snapshot if after.evidence.snapshot != before.snapshot else None,
         arrived=[item for item in after.received if item.number == 0],
-        judged=[item for item in after.received if item.number and item != known[item.number]],
+        judged=[item for item in after.received if item.number and _stored(item) != _stored(known[item.number])],
+        decided=[
+            (item.number, decision)
+            for item in after.received
+            if item.number
+            for decision in item.decisions
+            if decision not in known[item.number].decisions
+        ],
     )
+
+
+def _stored(item: Received) -> tuple[bool, TenantName | None, str]:
+    """What is written of a judgement."""
+    return (item.proven, item.tenant, item.suspense)
 
 
 def part_of(reckoning: Reckoning, start: datetime | None, end: datetime | None) -> tuple[Rated | None, Used]:
     """An attempt's part of [start, end): rated if a price is agreed, and its use in any case."""
     record, spec = reckoning.evidence.record, reckoning.spec
     if record is not None and spec is not None:
-        rated = rate_period(reckoning.segments, spec, record.outcome, record.cause, whose(record), start, end)
+        rated = rate_period(reckoning.segments, spec, *ending(record), whose(record), start, end)
         return rated, rated.used
     counted = [item.segment for item in reckoning.received if item.suspense in COUNTED]
     return None, union(counted).clip(start, end)
@@ -247,6 +273,30 @@ def book_of(reckoning: Reckoning, charges: Sequence[Charge] | None = None) -> At
         cause=record.cause if record else None,
         hold=ledger.held(evidence.balances),
         posted=ledger.posted(evidence.balances),
-        in_suspense=sum(1 for item in mine if item.suspense),
+        in_suspense=sum(1 for item in mine if item.suspense not in SETTLED),
         charges=list(charges),
+        **_told_beside(reckoning),
+    )
+
+
+class _Beside(TypedDict):
+    state: str
+    because: str
+    other_attempt: AttemptId | None
+    refined: bool
+    grant: str
+    grant_expired: bool
+
+
+def _told_beside(reckoning: Reckoning) -> _Beside:
+    """What a book says beyond counts and amounts: why this payer, and by which allowance."""
+    record = reckoning.evidence.record
+    grants = [(item.grant, item.segment) for item in reckoning.received if item.grant is not None and item.suspense in COUNTED]
+    return _Beside(
+        state=record.state if record else "",
+        because=because(record) if record else "",
+        other_attempt=record.replaced_by if record else None,
+        refined=record.refined if record else False,
+        grant=min((grant.grant for grant, _ in grants), default=""),
+        grant_expired=any(segment.end > grant.valid_until for grant, segment in grants),
     )

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from decimal import Decimal
 
 from intertie.contracts.base import encode
 from intertie.contracts.job import AttemptRecord
-from intertie.contracts.usage import AttemptBook, Statement, StatementLine, WhoPays
-from intertie.ids import JobId, StatementId, TenantName
-from intertie.metering.core.books import ended
+from intertie.contracts.usage import AttemptBook, LostEntries, SitePeriod, Statement, StatementLine, WhoPays
+from intertie.ids import JobId, SiteName, StatementId, TenantName
+from intertie.metering.core.books import ended, lost
+from intertie.metering.core.grants import Use, beyond, uses
 from intertie.metering.core.ledger import add
 from intertie.metering.core.periods import bounds
 from intertie.metering.core.reckon import Reckoning, book_of, part_of
@@ -34,6 +35,8 @@ class Sum:
         self._in_suspense = 0
         self._incomplete: list[str] = []
         self._jobs: dict[JobId, list[tuple[AttemptBook, Decimal, int]]] = {}
+        self._uses: list[Use] = []
+        self._sites: set[SiteName] = set()
 
     def add(self, reckoning: Reckoning) -> None:
         """Take an attempt's part of the period."""
@@ -45,6 +48,8 @@ class Sum:
         if not book.complete:
             self._incomplete.append(f"{book.attempt}: {book.missing}")
         self._in_suspense += book.in_suspense
+        self._uses += uses(reckoning.received, self.start, self.end)
+        self._sites.add(book.site)
         if record is None:
             return
         amount = Decimal(0)
@@ -63,8 +68,19 @@ class Sum:
         """Whose names a line needs."""
         return sorted(self._jobs)
 
-    def statement(self, names: Mapping[JobId, str], now: datetime) -> Statement:
-        """The statement as it stands; `provisional` while its period is open."""
+    @property
+    def sites(self) -> list[SiteName]:
+        """Where something of the tenant ran."""
+        return sorted(self._sites)
+
+    def over(self, now: datetime) -> bool:
+        """Whether the period has ended."""
+        return now >= self.end
+
+    def statement(
+        self, names: Mapping[JobId, str], now: datetime, sites: Sequence[SitePeriod] = (), lost: Sequence[LostEntries] = ()
+    ) -> Statement:
+        """The statement as it stands; `provisional` while its period is open. Evidence lost before the period began is none of it."""
         lines, more = self._lines(names)
         hidden = len(self._incomplete) - INCOMPLETE
         return Statement(
@@ -75,7 +91,7 @@ class Sum:
             end=self.end,
             time_zone=self.time_zone,
             currency=self.currency,
-            provisional=now < self.end,
+            provisional=not self.over(now),
             total=self._amounts.get(WhoPays.TENANT, Decimal(0)),
             usage_milli_us=self._usage,
             lines=lines,
@@ -83,6 +99,9 @@ class Sum:
             disputed=self._amounts.get(WhoPays.NOBODY, Decimal(0)),
             incomplete=self._incomplete[:INCOMPLETE] + ([f"and {hidden} more"] if hidden > 0 else []),
             in_suspense=self._in_suspense,
+            sites=list(sites),
+            lost=[one for one in lost if one.said_at >= self.start],
+            beyond=beyond(self._uses),
             more_after=more,
             at=now,
         )
@@ -108,4 +127,4 @@ class Sum:
 
 def _may_have_run(record: AttemptRecord | None) -> bool:
     """Whether an attempt without a segment so far belongs on a statement: it started, or it ended at the site."""
-    return record is not None and (record.started_at is not None or ended(record))
+    return record is not None and (record.started_at is not None or ended(record) or lost(record))
