@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from random import Random
 
 import msgspec
 import pytest
@@ -11,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.fakes.agents import attempt, offer, pool
 
-from intertie.agent.core import logs, usage
+from intertie.agent.core import leases, logs, usage
 from intertie.agent.core.attempts import (
     MOVES,
     AlreadyOver,
@@ -29,14 +31,15 @@ from intertie.agent.core.attempts import (
     still_in_time,
     verdict,
 )
-from intertie.agent.core.devices import Holds, choose, inventory
-from intertie.agent.core.model import Attempt, LocalWork, Moment, StartedRecord, State, StopAsked
+from intertie.agent.core.devices import Holds, choose, displaceable, inventory
+from intertie.agent.core.model import Attempt, Failing, LocalWork, Moment, StartedRecord, State, StopAsked
 from intertie.agent.core.offers import LADDER, Books, NotTaken, Repeated, Taken, Terms, judge
+from intertie.agent.core.room import MIB, Floor, Space, shortage
 from intertie.contracts.job import Cause, Resources
 from intertie.contracts.link import OfferBody
 from intertie.contracts.site import DeviceKind, DeviceState
 from intertie.contracts.usage import UsagePhase
-from intertie.ids import AttemptId, DeviceId, JobId, PoolName, SegmentId, SiteName, TenantName
+from intertie.ids import AttemptId, DeviceId, JobId, JournalId, PoolName, SegmentId, SiteName, TenantName
 
 AT = datetime(2026, 12, 1, tzinfo=UTC)
 NOW = Moment(AT, 1_000.0, "boot-1")
@@ -70,6 +73,10 @@ def gpu_body() -> OfferBody:
     return msgspec.structs.replace(asked, spec=msgspec.structs.replace(asked.spec, resources=Resources(gpus=1)))
 
 
+FULL = Failing(code="disk_low", text="no room")
+WAITS = msgspec.structs.replace(attempt(state=State.WAITING, devices=()), local=LocalWork(user="u", uid=7, cwd="/", submitted=AT))
+BUSY = held("slot-1")
+HOLDER = next(iter(BUSY.attempts))
 GPU_TERMS = terms(pools={PoolName("main"): pool(gpus=("GPU-1", "GPU-2"))})
 RUNGS = [
     ("wrong_site", True, body(site=SiteName("other")), terms(), Books()),
@@ -77,6 +84,7 @@ RUNGS = [
     ("stale_generation", False, body(), terms(), Books(seen={JobId("job-1"): (1, 1)})),
     ("stale_generation", False, body(), terms(), Books(seen={JobId("job-1"): (2, 0)})),
     ("paused", False, body(), terms(paused=True), Books()),
+    ("disk_low", False, body(), terms(closed=FULL), Books()),
     ("unknown_pool", True, body(pool=PoolName("none")), terms(), Books()),
     ("cordoned", False, body(), terms(cordoned=frozenset({PoolName("main")})), Books()),
     ("single_user", True, body(tenant=TenantName("beta")), terms(single_user=True), Books()),
@@ -85,6 +93,9 @@ RUNGS = [
     ("unknown_device", True, body(devices=[DeviceId("slot-99")]), terms(), Books()),
     ("devices", True, body(devices=[DeviceId("slot-1"), DeviceId("slot-2")]), terms(), Books()),
     ("unknown_device", True, body(), GPU_TERMS, Books()),
+    ("no_self_stop", False, body(lease_s=60), terms(self_stop=False), Books()),
+    ("device_busy", False, body(), terms(), Books(attempts={WAITS.id: WAITS})),
+    ("device_busy", False, body(after=[AttemptId("att-other")]), terms(), held("slot-1")),
     ("device_busy", False, body(devices=[DeviceId("slot-2")]), terms(pools={PoolName("main"): pool(lend=1)}), held("slot-1")),
     ("device_busy", False, body(), terms(), held("slot-1")),
     ("device_busy", False, body(), terms(), held("slot-1", local=True)),
@@ -106,10 +117,13 @@ def test_the_ladder_is_climbed_in_this_order() -> None:
         "tombstone",
         "stale",
         "paused",
+        "closed",
         "pool",
         "tenant",
         "shape",
+        "lease",
         "lent",
+        "owner_first",
         "busy",
         "unwell",
     ]
@@ -119,6 +133,21 @@ def test_an_offer_that_breaks_nothing_is_taken_and_remembers_when_its_sync_was_s
     answer = judge(body(), terms(), Books(), sent_boot_s=12.5, kernel_boot="boot-1")
     assert isinstance(answer, Taken)
     assert (answer.attempt.state, answer.attempt.offer_sent_boot_s, answer.attempt.kernel_boot) == (State.CLAIMED, 12.5, "boot-1")
+
+
+def test_an_offer_may_name_devices_of_those_that_it_comes_after() -> None:
+    answer = judge(body(after=[HOLDER]), terms(pools={PoolName("main"): pool(lend=1)}), BUSY, sent_boot_s=1, kernel_boot="b")
+    assert isinstance(answer, Taken) and answer.attempt.after == [HOLDER]
+
+
+def test_what_stops_itself_takes_a_lease_along() -> None:
+    answer = judge(body(lease_s=60), terms(), Books(), sent_boot_s=1, kernel_boot="b")
+    assert isinstance(answer, Taken) and answer.attempt.lease_s == 60
+
+
+def test_an_owner_who_does_not_go_first_lends_while_waiting() -> None:
+    books = Books(attempts={WAITS.id: WAITS})
+    assert isinstance(judge(body(), terms(owner_first=False), books, sent_boot_s=1, kernel_boot="b"), Taken)
 
 
 def test_a_single_user_site_takes_its_owner_s_tenant_without_a_mapping() -> None:
@@ -177,6 +206,25 @@ GOES = [
 @pytest.mark.parametrize(("what", "work", "expected"), GOES, ids=[row[0] for row in GOES])
 def test_a_go_counts_from_the_sync_that_brought_the_offer(what: str, work: Attempt, expected: object) -> None:
     answer = on_go(work, NOW)
+    assert (answer.why.code if isinstance(answer, GiveUp) else answer) == expected
+
+
+OURS, THEIRS = JournalId("jnl-ours"), JournalId("jnl-theirs")
+JOURNALS = [
+    ("a hub of link version 1 names none", None, OURS, Proceed()),
+    ("an attempt of an older agent says none", OURS, None, Proceed()),
+    ("ours", OURS, OURS, Proceed()),
+    ("the go is for another journal", THEIRS, OURS, "other_journal"),
+    ("the claim lies in another journal", OURS, THEIRS, "other_journal"),
+    ("both do", THEIRS, THEIRS, "other_journal"),
+]
+
+
+@pytest.mark.parametrize(("what", "named", "holds", "expected"), JOURNALS, ids=[row[0] for row in JOURNALS])
+def test_a_go_starts_only_what_was_claimed_in_this_journal(
+    what: str, named: JournalId | None, holds: JournalId | None, expected: object
+) -> None:
+    answer = on_go(msgspec.structs.replace(claimed(), claim_journal=holds), NOW, named=named, ours=OURS)
     assert (answer.why.code if isinstance(answer, GiveUp) else answer) == expected
 
 
@@ -241,7 +289,170 @@ def test_an_end_is_laid_at_the_right_door(what: str, end: Exit, outcome: str, ca
     assert (judged.outcome, judged.cause) == (outcome, cause) and judged.reason
 
 
+CAUSES = [
+    (Cause.CANCELLED, "cancelled"),
+    (Cause.PREEMPTED, "failed"),
+    (Cause.PLATFORM, "failed"),
+]
+
+
+@pytest.mark.parametrize(("cause", "outcome"), CAUSES)
+def test_whoever_asked_for_a_stop_answers_for_the_end(cause: Cause, outcome: str) -> None:
+    asked = StopAsked(reason="why", grace_s=3, by="hub", cause=cause)
+    judged = verdict(Exit(certain=True, signal=15, stopped_for="asked"), attempt(state=State.RUNNING, stop=asked))
+    assert (judged.outcome, judged.cause, judged.reason) == (outcome, cause, "why")
+
+
+# --- leases ---
+
+
+def at(boot_s: float, *, boot: str = "boot-1", stepped_s: float = 0.0) -> Moment:
+    return Moment(AT + timedelta(seconds=boot_s + stepped_s), boot_s, boot)
+
+
+LEASE = leases.deadline(60, 100.0, at(101.0))
+OVERS = [
+    ("a moment before", at(159.99), False),
+    ("at its end", at(160.0), True),
+    ("the wall clock was stepped on", at(120.0, stepped_s=41), True),
+    ("the wall clock was stepped back", at(160.0, stepped_s=-3600), True),
+    ("another boot", at(101.0, boot="boot-2"), True),
+]
+
+
+@pytest.mark.parametrize(("what", "now", "expected"), OVERS, ids=[row[0] for row in OVERS])
+def test_a_lease_counts_from_the_sending_and_ends_by_the_earlier_clock(what: str, now: Moment, expected: bool) -> None:
+    assert leases.is_over(LEASE, now) is expected
+
+
+def test_a_lease_that_passed_once_is_not_renewed() -> None:
+    work = attempt(state=State.RUNNING, lease_s=60)
+    later = leases.renewed(work, LEASE, 60, 150.0, at(151.0))
+    assert later is not None and later.boot_s == 210.0
+    assert leases.renewed(work, LEASE, 60, 150.0, at(160.0)) is None
+
+
+def test_a_lease_is_never_longer_than_the_offer_or_the_answer_says() -> None:
+    work = attempt(state=State.RUNNING, lease_s=60)
+    for given_s in (40.0, 90.0):
+        later = leases.renewed(work, LEASE, given_s, 150.0, at(151.0))
+        assert later is not None and later.boot_s == 150.0 + min(60, given_s)
+
+
+def test_an_answer_that_gives_next_to_nothing_costs_no_write() -> None:
+    assert leases.renewed(attempt(state=State.RUNNING, lease_s=60), LEASE, 60, 101.0, at(102.0)) is None
+
+
+TOLD = [
+    ("said in time", leases.deadline(60, 150.0, at(151.0)), True),
+    ("said when the first had passed", leases.deadline(60, 150.0, at(161.0)), False),
+    ("said in time by one clock only", leases.deadline(60, 150.0, at(151.0, stepped_s=20)), False),
+    ("said in another boot", leases.deadline(60, 150.0, at(151.0, boot="boot-2")), False),
+]
+
+
+@pytest.mark.parametrize(("what", "told", "counts"), TOLD, ids=[row[0] for row in TOLD])
+def test_a_later_word_counts_if_it_was_said_in_time(what: str, told: leases.Deadline, counts: bool) -> None:
+    assert leases.follows(LEASE, told) is (told if counts else LEASE)
+    assert leases.follows(None, told) is told and leases.follows(LEASE, None) is LEASE
+
+
+RENEWALS = [
+    ("running", attempt(state=State.RUNNING, lease_s=60), True),
+    ("on its way", attempt(state=State.STAGING, lease_s=60), True),
+    ("not begun", attempt(state=State.CLAIMED, lease_s=60), False),
+    ("ended", attempt(state=State.ENDED, lease_s=60), False),
+    ("without a lease", attempt(state=State.RUNNING), False),
+    ("told to stop", attempt(state=State.RUNNING, lease_s=60, stop=ASKED), False),
+    ("local", attempt(state=State.RUNNING, lease_s=60, local=WAITS.local), False),
+]
+
+
+@pytest.mark.parametrize(("what", "work", "expected"), RENEWALS, ids=[row[0] for row in RENEWALS])
+def test_who_is_given_more_time(what: str, work: Attempt, expected: bool) -> None:
+    assert leases.may_renew(work) is expected
+
+
+# --- room ---
+
+DISK = Space("/data", 600 * MIB, 1_000_000 * MIB)
+ROOMS = [
+    ("enough", [DISK], True, False, None),
+    ("below the floor", [replace(DISK, free=511 * MIB)], True, False, "disk_low"),
+    ("still closed just above it", [replace(DISK, free=600 * MIB)], True, True, "disk_low"),
+    ("opens well above it", [replace(DISK, free=641 * MIB)], True, True, None),
+    ("two hundredths of a small disk", [Space("/data", 3 * MIB, 100 * MIB)], True, False, None),
+    ("less of a small disk", [Space("/data", MIB, 100 * MIB)], True, False, "disk_low"),
+    ("one of several", [DISK, Space("/jobs", 0, 100 * MIB)], True, False, "disk_low"),
+    ("the journal is at its bound", [DISK], False, False, "journal_full"),
+    ("nothing is watched", [], True, False, None),
+]
+
+
+@pytest.mark.parametrize(("what", "spaces", "accepts", "closed", "code"), ROOMS, ids=[row[0] for row in ROOMS])
+def test_new_work_needs_room(what: str, spaces: list[Space], accepts: bool, closed: bool, code: str | None) -> None:
+    why = shortage(spaces, Floor(), journal_accepts=accepts, closed=closed)
+    assert (why.code if why else None) == code and (why is None or not why.fault)
+
+
 # --- devices ---
+
+
+def test_an_heir_holds_nothing_until_its_predecessor_is_gone_and_all_of_it_then() -> None:
+    first = attempt(state=State.RUNNING, devices=("slot-1", "slot-2"))
+    heir = attempt(state=State.CLAIMED, devices=("slot-2", "slot-3"), after=[first.id])
+    holds = Holds.of([heir, first])
+    main = PoolName("main")
+    assert [holds.holder.get((main, DeviceId(f"slot-{n}"))) for n in (1, 2, 3)] == [first.id, first.id, heir.id]
+    third = attempt(state=State.CLAIMED, devices=("slot-2",), after=[first.id])
+    with pytest.raises(AssertionError, match=third.id):
+        holds.take(third)
+    holds.release(first)
+    assert [holds.holder.get((main, DeviceId(f"slot-{n}"))) for n in (1, 2, 3)] == [None, heir.id, heir.id]
+    holds.release(heir)
+    assert holds.holder == {} and holds.heir == {}
+
+
+def test_an_heir_that_is_given_up_leaves_its_predecessor_alone() -> None:
+    first = attempt(state=State.RUNNING)
+    heir = attempt(state=State.CLAIMED, after=[first.id])
+    holds = Holds.of([first, heir])
+    holds.release(heir)
+    holds.release(first)
+    assert holds.holder == {} and holds.heir == {}
+
+
+@given(st.lists(st.tuples(st.sets(st.integers(1, 4), min_size=1), st.booleans()), min_size=1, max_size=8), st.randoms())
+def test_no_device_ever_has_two_holders_whoever_comes_after_whom(asked: list[tuple[set[int], bool]], dice: Random) -> None:
+    holds, here = Holds(), list[Attempt]()
+    for numbers, waits in asked:
+        devices = tuple(f"slot-{n}" for n in sorted(numbers))
+        after = holds.holders(PoolName("main"), [DeviceId(d) for d in devices]) if waits else []
+        work = attempt(state=State.CLAIMED, devices=devices, after=after)
+        if not holds.busy(work.pool, work.devices, after=work.after):
+            holds.take(work)
+            here.append(work)
+        if here and dice.random() < 0.3:
+            gone = here.pop(dice.randrange(len(here)))
+            holds.release(gone)
+        assert holds.holder == Holds.of(here).holder
+        assert set(holds.heir) <= set(holds.holder)
+
+
+DISPLACED = [
+    ("the newest claim is enough", 1, [("slot-1", State.CLAIMED), ("slot-2", State.CLAIMED)], ["slot-2"]),
+    ("both are needed", 2, [("slot-1", State.CLAIMED), ("slot-2", State.STAGING)], ["slot-2", "slot-1"]),
+    ("what runs is never asked for", 1, [("slot-1", State.RUNNING), ("slot-2", State.RUNNING)], []),
+    ("not enough is nothing", 2, [("slot-1", State.RUNNING), ("slot-2", State.CLAIMED)], []),
+]
+
+
+@pytest.mark.parametrize(("what", "count", "there", "expected"), DISPLACED, ids=[row[0] for row in DISPLACED])
+def test_whose_claim_makes_room_for_the_owner(what: str, count: int, there: list[tuple[str, State]], expected: list[str]) -> None:
+    claims = [attempt(state=state, devices=(device,), id=AttemptId(f"att-{n}")) for n, (device, state) in enumerate(there)]
+    attempts = {claim.id: claim for claim in claims}
+    chosen = displaceable([pool(2)], DeviceKind.SLOT, count, Holds.of(claims), attempts, {})
+    assert [attempts[name].devices for name in chosen] == [[device] for device in expected]
 
 
 def test_a_second_holder_is_refused_loudly() -> None:

@@ -1,4 +1,4 @@
-"""`intertie-agent join …` and `intertie-agent run …`: the process beside a site's cluster."""
+"""`intertie-agent join …`, `run` and `upgrade`: the process beside a site's cluster."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Coroutine, Mapping
 from pathlib import Path
-from typing import TextIO
+from typing import NoReturn, TextIO
 
 import click
 
@@ -41,12 +41,45 @@ def cli() -> None:
 def run(data: Path) -> None:
     """Run until SIGTERM. Jobs outlive it: the next agent adopts them."""
     from intertie.agent import service
+    from intertie.agent.upgrade import Successor
     from intertie.runtime import main as run_main
 
-    def started(environ: Mapping[str, str]) -> Coroutine[object, object, int]:
-        return service.run(data.resolve(), environ)
+    folder = Folder(data.resolve())
+    successor = Successor(folder)
 
-    sys.exit(run_main("agent", started, version=VERSION))
+    def started(environ: Mapping[str, str]) -> Coroutine[object, object, int]:
+        return service.run(folder, environ, successor)
+
+    code = run_main("agent", started, version=VERSION)
+    if code == 0:
+        successor.take_over()
+    sys.exit(code)
+
+
+@cli.command()
+@DATA
+def upgrade(data: Path) -> None:
+    """Have the running agent become the version that is installed here. Its jobs run on; if this version cannot go on with them, nothing changes."""
+    from intertie.agent import upgrade as room
+
+    try:
+        before, now = room.upgrade(Folder(data.resolve()))
+    except IntertieError as err:
+        _fail(err)
+    click.echo(f"the agent runs version {now.version} now ({before.version} before); its jobs were found again")
+
+
+@cli.command(hidden=True)
+@DATA
+def check(data: Path) -> None:
+    """Whether this version can go on with a data folder: asked by a running agent before it becomes this one."""
+    from intertie.agent import upgrade as room
+
+    try:
+        room.check(Folder(data.resolve()))
+    except IntertieError as err:
+        _fail(err)
+    click.echo(VERSION)
 
 
 @cli.command()
@@ -72,10 +105,7 @@ def join(data: Path, hub: str, token_file: TextIO | None, profile: Path | None, 
     try:
         joined = asyncio.run(_join(data.resolve(), hub, token, profile, interconnect, slots))
     except IntertieError as err:
-        click.echo(f"error: {err.text} [{err.code}]", err=True)
-        if err.next_step:
-            click.echo(f"next: {err.next_step}", err=True)
-        sys.exit(5 if isinstance(err, Unavailable) else 1)
+        _fail(err)
     click.echo(f"joined as {joined}; start it with: intertie-agent run --data {data}")
 
 
@@ -90,6 +120,13 @@ async def _join(data: Path, hub: str, token: str, profile: Path | None, intercon
         if slots is not None:
             profiles = [one if one.accelerator != "none" else room.slots_pool(slots) for one in profiles]
     return (await room.join(Folder(data), hub=hub, token=token, profiles=profiles)).site
+
+
+def _fail(err: IntertieError) -> NoReturn:
+    click.echo(f"error: {err.text} [{err.code}]", err=True)
+    if err.next_step:
+        click.echo(f"next: {err.next_step}", err=True)
+    sys.exit(5 if isinstance(err, Unavailable) else 1)
 
 
 def main() -> None:

@@ -46,9 +46,31 @@ def save(attempt: Attempt) -> Also:
         )
         cursor.execute("DELETE FROM hold WHERE attempt = ?", (attempt.id,))
         if attempt.state in OPEN:
-            cursor.executemany("INSERT INTO hold VALUES (?, ?, ?)", [(attempt.pool, device, attempt.id) for device in attempt.devices])
+            _hold(cursor, attempt)
+            return
+        for heir in _heirs(cursor, attempt.id):
+            cursor.execute("DELETE FROM hold WHERE attempt = ?", (heir.id,))
+            _hold(cursor, heir)
 
     return also
+
+
+def _hold(cursor: Cursor, attempt: Attempt) -> None:
+    """All its devices, but for those that one of its predecessors still holds."""
+    inherited: set[str] = set()
+    for other in attempt.after:
+        inherited |= {
+            str(row[0]) for row in cursor.execute("SELECT device FROM hold WHERE pool = ? AND attempt = ?", (attempt.pool, other))
+        }
+    rows = [(attempt.pool, device, attempt.id) for device in attempt.devices if device not in inherited]
+    cursor.executemany("INSERT INTO hold VALUES (?, ?, ?)", rows)
+
+
+def _heirs(cursor: Cursor, gone: AttemptId) -> list[Attempt]:
+    """Claims that wait for this one to be gone."""
+    query = "SELECT body FROM attempt WHERE state IN (?, ?) AND instr(body, ?) > 0"
+    named = cursor.execute(query, (State.CLAIMED.value, State.STAGING.value, f'"{gone}"'.encode())).fetchall()
+    return [attempt for (body,) in named if gone in (attempt := _decode(body)).after]
 
 
 def see(job: JobId, epoch: int, generation: int) -> Also:

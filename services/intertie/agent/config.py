@@ -2,6 +2,7 @@
 
 site.json     what `POST /v1/join` answered (`contracts.identity.Joined`); nothing in it is secret
 pools.json    the owner's declared profiles
+site.toml     the owner's own rules (`core.rules.Rules`), if they wrote any
 keys/         site.nk signs segments and HTTP calls, signing.nk mints the bus credentials; 0600 in 0700
 journal.db    the journal, and the agent's own rows
 agent.sock    the owner's door (`intertie local …`)
@@ -22,6 +23,7 @@ from pathlib import Path
 import msgspec
 
 from intertie.agent.core.devices import Pool
+from intertie.agent.core.rules import Rules
 from intertie.contracts.base import decode, encode
 from intertie.contracts.identity import Joined
 from intertie.contracts.site import Device, DeviceKind, PoolProfile
@@ -44,6 +46,10 @@ class Folder:
     @property
     def pools(self) -> Path:
         return self.root / "pools.json"
+
+    @property
+    def rules_file(self) -> Path:
+        return self.root / "site.toml"
 
     @property
     def keys(self) -> Path:
@@ -97,6 +103,17 @@ class Folder:
             return decode(self.pools.read_bytes(), list[PoolProfile], what=str(self.pools))
         except FileNotFoundError as err:
             raise Refused("agent.no_pools", f"{self.pools} is missing", next_step="join again, or put the declared pools there") from err
+
+    def rules(self) -> Rules:
+        """`Refused('agent.rules')` if they cannot be read as rules."""
+        try:
+            return msgspec.toml.decode(self.rules_file.read_bytes(), type=Rules)
+        except FileNotFoundError:
+            return Rules()
+        except (ValueError, msgspec.DecodeError) as err:
+            raise Refused(
+                "agent.rules", f"{self.rules_file}: {err}", next_step=f"known rules: {', '.join(Rules.__struct_fields__)}"
+            ) from err
 
     def lock(self) -> int:
         """One agent per folder, by flock; the descriptor is kept open for life. `Refused('agent.running')`."""

@@ -19,7 +19,8 @@ from intertie.agent.adapters.port import Presence
 from intertie.agent.books import save
 from intertie.agent.core import attempts as life
 from intertie.agent.core import logs, usage
-from intertie.agent.core.model import Attempt, EndedRecord, Failing, StartedRecord, State, with_state
+from intertie.agent.core.leases import LEASE_OVER
+from intertie.agent.core.model import OPEN, Attempt, EndedRecord, Failing, StartedRecord, State, with_state
 from intertie.contracts.base import encode
 from intertie.contracts.job import ResultRef
 from intertie.contracts.link import Ended, EntryBase, Lane, ResultStored, SegmentClosed, Started
@@ -38,11 +39,14 @@ LOG = log.get("agent.course")
 TAIL_BYTES = 2_000
 # Between tries of a transfer: soon back when the hub returns, no burden while it is away for a week.
 FIRST_PAUSE_S, LAST_PAUSE_S = 0.5, 60.0
+# Between looks at whether `start_by` has passed, while others are waited for.
+LOOK_S = 1.0
 
 
 class Course:
     def __init__(self, site: Site, attempt: AttemptId) -> None:
         self.site, self.id = site, attempt
+        self._parked = False
 
     @property
     def attempt(self) -> Attempt:
@@ -61,7 +65,7 @@ class Course:
         try:
             if await self.site.adapter.presence(self.id) is not Presence.BEGUN:
                 await self._stage()
-            if self.attempt.state is not State.STAGING:
+            if self._parked or self.attempt.state is not State.STAGING:
                 return  # A stop came meanwhile, and made sure that nothing can start.
             begun = await self.site.adapter.start(self.attempt)
         except (Refused, Unavailable) as err:
@@ -75,9 +79,8 @@ class Course:
         await self._started(begun)
 
     async def _stage(self) -> None:
-        """Fetch and unpack the work; the time for it ends by `start_by`."""
-        attempt = self.attempt
-        if late := life.still_in_time(attempt, self.site.moment()):
+        """Fetch and unpack the work, and wait for what must be gone first; the time for it ends by `start_by`."""
+        if late := self._why_not():
             await self._not_started(late)
             return
         pack = await self._fetch()
@@ -86,8 +89,34 @@ class Course:
         await self.site.adapter.prepare(self.attempt, pack)
         if pack is not None:
             pack.unlink(missing_ok=True)
-        if self.attempt.state is State.STAGING and (late := life.still_in_time(self.attempt, self.site.moment())):
+        await self._until_alone()
+        if self.attempt.state is State.STAGING and (late := self._why_not()):
             await self._not_started(late)
+        if self.attempt.state is State.STAGING and self.attempt.lease_s > 0 and not await self.site.leases.begin(self.attempt):
+            await self._not_started(LEASE_OVER)
+
+    def _why_not(self) -> Failing | None:
+        """Asked before anything of it is begun, and again just before the start."""
+        return life.of_other_journal(self.attempt, self.site.journal.id) or life.still_in_time(self.attempt, self.site.moment())
+
+    async def _until_alone(self) -> None:
+        """Return when those that it comes after are gone and every device is its own, and this session of the site rules; or when it is over."""
+        while self.attempt.state is State.STAGING and (others := self._others()):
+            if late := life.still_in_time(self.attempt, self.site.moment()):
+                text = f"{late.text}; it waited for {', '.join(others)}"
+                await self._not_started(Failing(code=late.code, text=text[:1000]))
+                return
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_S):
+                    await self.site.freed.wait()
+
+    def _others(self) -> list[str]:
+        """Who or what must be gone before it may start."""
+        attempt, books = self.attempt, self.site.books
+        holders = {books.holds.holder.get((attempt.pool, device)) for device in attempt.devices} - {attempt.id}
+        before = {name for name in attempt.after if (other := books.attempts.get(name)) is not None and other.state in OPEN}
+        ruled = [] if attempt.local is not None or self.site.may_start() else ["another session of this site"]
+        return sorted({str(name) for name in holders | before}) + ruled
 
     async def _fetch(self) -> Path | None:
         work = self.attempt.spec.work
@@ -109,6 +138,10 @@ class Course:
 
     async def _not_started(self, why: Failing) -> None:
         """Only if nothing of it exists or ever will."""
+        if not self.site.may_vouch(self.attempt):
+            LOG.warning("it may have begun where this folder lay before: nothing is said of it", attempt=self.id, code=why.code)
+            self._parked = True
+            return
         while self.attempt.state is State.STAGING and not await self.site.adapter.fence(self.id):
             try:
                 begun = await self.site.adapter.start(self.attempt)
@@ -152,6 +185,9 @@ class Course:
         if attempt.stop is not None:
             await self.site.adapter.stop(self.id, attempt.stop.grace_s)  # The agent may have died between saying so and doing it.
         end = await self.site.adapter.ended(attempt)
+        if not end.certain and not self.site.may_vouch(attempt):
+            LOG.warning("its end may lie where this folder lay before: nothing is said of it", attempt=self.id)
+            return
         packing_from = self.site.clock.boot_s()
         packed, trouble = await self._pack()
         packing_us = int((self.site.clock.boot_s() - packing_from) * 1e6) if self.attempt.spec.outputs else 0
@@ -181,7 +217,7 @@ class Course:
             ran_us=end.ran_us,
             result=result,
         )
-        over = with_state(self.attempt, life.move(attempt, life.Event.END), ended=record, env={})
+        over = with_state(self.attempt, life.move(attempt, life.Event.END), ended=record, env={}, offer=None)
         if attempt.local is not None:
             site.books.attempts[self.id] = over
             await site.record(lambda _: {}, save(over))

@@ -21,21 +21,23 @@ from intertie.agent.core.devices import inventory
 from intertie.agent.core.model import OPEN, State
 from intertie.agent.door import Door
 from intertie.agent.journal import SqliteJournal
+from intertie.agent.room import spaces_of
 from intertie.agent.site import Site
 from intertie.agent.telemetry import Collector, Telemetry
 from intertie.agent.transfer import GatewayTransfer
+from intertie.agent.upgrade import Successor
 from intertie.bus.nats import NatsBus
 from intertie.bus.port import Bus
 from intertie.clock import Clock, SystemClock
 from intertie.contracts.base import decode, encode
-from intertie.contracts.link import Instruction, Lane, Sealed, SiteStatus
+from intertie.contracts.link import Instruction, Lane, LaneState, Sealed, SiteStatus
 from intertie.contracts.local import LocalStatus
 from intertie.contracts.site import Device
 from intertie.contracts.telemetry import encode_sample, local_telemetry_subject
 from intertie.errors import IntertieError
 from intertie.ids import SessionId, mint
 from intertie.lane.site import SiteLane, listen_for_nudges
-from intertie.link.site import Exchange, pace_of
+from intertie.link.site import Exchange, Trouble, pace_of
 from intertie.observe import log
 from intertie.runtime import ready, serve
 from intertie.trust.keys import Key
@@ -77,7 +79,10 @@ class Agent:
             transfer=GatewayTransfer(self.joined.gateway_url, self.joined.site, self.key, self.clock, self.joined.hub_ca),
             pools=make_pools(self.profiles, list(known.values()), self.node),
             packs=self.folder.packs,
+            rules=self.folder.rules(),
         )
+        self.site.room.spaces = lambda: spaces_of([self.folder.root, self.folder.jobs, self.folder.packs])
+        self.site.may_start = self._rules_here
         self.site.islanded = lambda: self.islanded_since is not None
         self.site.offset = self._offset
         self.site.wake = self._wake
@@ -161,6 +166,7 @@ class Agent:
             session=session,
             on_instructions=self._instructed if scheduler else None,
             on_settings=self._settings if scheduler else None,
+            on_answer=self._answered if scheduler else None,
             running=self.site.running if scheduler else tuple,
             settings_revision=lambda: self.site.settings.revision if scheduler else 0,
             pace=pace_of(lane, self.site.settings.lane_beat_s * self.beat),
@@ -168,6 +174,15 @@ class Agent:
 
     async def _instructed(self, instructions: Sequence[Instruction], exchange: Exchange) -> None:
         await self.site.take(instructions, sent_boot_s=exchange.sent_boot_s, acknowledged=exchange.acknowledged)
+
+    async def _answered(self, exchange: Exchange) -> None:
+        if exchange.synced.state is LaneState.OK:
+            await self.site.answered(exchange.synced.lease_s, exchange.sent_boot_s)
+
+    def _rules_here(self) -> bool:
+        """No other session of this site took over, as far as the scheduler's lane heard."""
+        lane = self.lanes.get(Lane.SCHEDULER)
+        return lane is None or lane.trouble not in (Trouble.SUPERSEDED, Trouble.CONTESTED)
 
     async def _settings(self, sealed: Sealed, revision: int) -> None:
         await self.site.apply(sealed, revision)
@@ -240,13 +255,15 @@ def _said(lane: SiteLane | None) -> str:
     return "heard" if lane.silent_since is None else f"silent since {lane.silent_since.isoformat(timespec='seconds')}"
 
 
-async def run(data: Path, environ: Mapping[str, str]) -> int:
-    """The agent's process until SIGTERM."""
-    agent = Agent(Folder(data), beat=float(environ.get("INTERTIE_BEAT_S", "1")))
+async def run(folder: Folder, environ: Mapping[str, str], successor: Successor) -> int:
+    """The agent's process until SIGTERM, or until `successor` is to take it over."""
+    agent = Agent(folder, beat=float(environ.get("INTERTIE_BEAT_S", "1")))
     await agent.open()
     try:
         mark = environ.get("INTERTIE_READY_FILE")
         async with ready(Path(mark) if mark else None, "agent", {"site": agent.joined.site}):
-            return await serve(devices=agent.watch(), ticks=agent.tick(), lanes=agent.speak())
+            successor.announce(agent.started)
+            return await serve(devices=agent.watch(), ticks=agent.tick(), lanes=agent.speak(), upgrades=successor.wait())
     finally:
+        successor.withdraw()
         await agent.close()

@@ -17,9 +17,14 @@ from intertie.agent.core import attempts as life
 from intertie.agent.core.devices import Pool, inventory
 from intertie.agent.core.model import OPEN, Attempt, EndedRecord, Failing, Moment, State, StopAsked, with_state
 from intertie.agent.core.offers import Books, NotTaken, Repeated, Taken, Terms, judge
+from intertie.agent.core.rules import Rules
 from intertie.agent.course import Course
+from intertie.agent.displace import displace
 from intertie.agent.journal import Also, Cursor, SqliteJournal, handled
+from intertie.agent.leases import Leases
 from intertie.agent.owner import Owner
+from intertie.agent.room import Room
+from intertie.agent.search import rebuild, search
 from intertie.agent.transfer import Transfer
 from intertie.clock import Clock, kernel_boot
 from intertie.contracts.base import decode, encode
@@ -29,6 +34,7 @@ from intertie.contracts.link import (
     Claimed,
     EntryBase,
     Go,
+    HeldAttempt,
     Instruction,
     Inventory,
     Lane,
@@ -46,7 +52,7 @@ from intertie.contracts.link import (
     StopAnswered,
     Withdraw,
 )
-from intertie.contracts.site import DeviceState, PoolInventory
+from intertie.contracts.site import DeviceKind, DeviceState, PoolInventory
 from intertie.errors import Refused, Unavailable
 from intertie.ids import AttemptId, DeviceId, InstructionId, JobId, PoolName
 from intertie.link.journal import Build, NextSeq
@@ -72,12 +78,14 @@ class Site:
         pools: Sequence[Pool],
         packs: Path,
         boot: str | None = None,
+        rules: Rules | None = None,
     ) -> None:
-        """`packs`: a private folder for work on its way in."""
+        """`packs`: a private folder for work on its way in. `rules`: the owner's own."""
         self.joined, self.key = joined, key
         self.journal, self.adapter, self.clock, self.transfer = journal, adapter, clock, transfer
         self.pools: dict[PoolName, Pool] = {pool.name: pool for pool in pools}
         self.packs = packs
+        self.rules = rules or Rules()
         self.boot = boot or kernel_boot()
         self.books = Books()
         self.settings = SiteSettings(revision=0, site=joined.site)
@@ -88,10 +96,18 @@ class Site:
         """Estimate of hub minus site wall clock, and its error; seconds."""
         self.wake: Callable[[Collection[Lane]], None] = lambda lanes: None
         """Called after entries of these lanes reached the disk."""
+        self.same_place = True
+        """False after this folder was copied or moved: what was claimed under the journal before may have begun where it lay then."""
+        self.may_start: Callable[[], bool] = lambda: True
+        """False while another session of this site rules: the hub's work then starts nowhere here."""
+        self.freed = asyncio.Event()
+        """Set when devices change hands, and a new one each time."""
         self._courses: dict[AttemptId, asyncio.Task[None]] = {}
         self._unanswered: set[InstructionId] = set()
         self._told: list[PoolInventory] | None = None
         self.owner = Owner(self)
+        self.leases = Leases(self)
+        self.room = Room(self)
 
     # --- life ---
 
@@ -102,6 +118,7 @@ class Site:
         stored = await self.journal.read(lambda cursor: get_setting(cursor, "settings"))
         if stored:
             self.settings = decode(stored, SiteSettings, what="stored settings")
+        await rebuild(self)
         for attempt in list(self.books.attempts.values()):
             if attempt.local is None and attempt.state in OPEN:
                 self.listed.add(attempt.id)
@@ -137,6 +154,9 @@ class Site:
             mappings=frozenset((one.tenant, one.account) for one in self.settings.mappings),
             cordoned=frozenset(self.settings.cordoned_pools),
             may_run_as=self.adapter.may_run_as,
+            owner_first=self.rules.owner_first,
+            closed=self.room.why,
+            self_stop=self.adapter.self_stop,
         )
 
     def put(self, attempt: Attempt) -> None:
@@ -146,6 +166,20 @@ class Site:
             self.books.holds.take(attempt)
         else:
             self.books.holds.release(attempt)
+            self.freed.set()
+            self.freed = asyncio.Event()
+
+    def may_vouch(self, attempt: Attempt) -> bool:
+        """Whether what is found here is all that there is of it: the place of its claim is this one."""
+        return self.same_place or life.of_other_journal(attempt, self.journal.id) is None
+
+    async def search(self) -> list[HeldAttempt]:
+        """Every attempt of the hub's that this site knows of and that is not settled, after its job folders were searched."""
+        return await search(self)
+
+    async def displace_for(self, kind: DeviceKind, count: int) -> list[DeviceId]:
+        """Claims that have not started make room for the owner's own work, if the owner's rule says so; devices that they gave back."""
+        return await displace(self, kind, count)
 
     def set_out(self, attempt: AttemptId) -> None:
         """One course per attempt, at most."""
@@ -202,6 +236,8 @@ class Site:
         """Act on new instructions, those of one attempt in their order. What cannot be recorded now is forgotten, and the hub repeats it."""
         by_attempt: dict[AttemptId, list[Instruction]] = {}
         for one in instructions:
+            if isinstance(one, Stop | Withdraw):
+                self.leases.end(one.attempt)
             by_attempt.setdefault(one.attempt, []).append(one)
 
         async def those_of(ordered: Sequence[Instruction]) -> None:
@@ -218,16 +254,20 @@ class Site:
 
         await asyncio.gather(*(those_of(ordered) for ordered in by_attempt.values()))
 
+    async def answered(self, lease_s: float, sent_boot_s: float) -> None:
+        """An answer of the scheduler was taken and all of its instructions were acted on: leased work may run on for so long."""
+        await self.leases.renew(lease_s, sent_boot_s)
+
     async def _act(self, one: Instruction, sent_boot_s: float, acknowledged: int) -> None:
         match one:
             case Offer():
                 await self._offer(one, sent_boot_s)
             case Go():
-                await self._go(one, acknowledged)
+                await self._go(one, acknowledged, sent_boot_s)
             case Withdraw():
                 await self._stop(one, StopAsked(reason="the hub withdrew the offer", grace_s=0, by="hub"))
             case Stop():
-                await self._stop(one, StopAsked(reason=one.reason, grace_s=one.grace_s, by="hub"))
+                await self._stop(one, StopAsked(reason=one.reason, grace_s=one.grace_s, by="hub", cause=one.cause))
             case Settle():
                 await self._settle(one)
 
@@ -242,7 +282,7 @@ class Site:
             case NotTaken(why):
                 await self._refuse(offer, body, why)
             case Taken(attempt):
-                await self._claim(offer, attempt)
+                await self._claim(offer, with_state(attempt, attempt.state, offer=offer.sealed))
 
     async def _opened(self, offer: Offer) -> OfferBody | None:
         """The body, if the scheduler sealed it for this attempt; refused with a fault otherwise."""
@@ -291,7 +331,7 @@ class Site:
 
         def entries(following: NextSeq) -> Mapping[Lane, Sequence[EntryBase]]:
             seq = following[Lane.SCHEDULER]
-            row[0] = with_state(attempt, State.CLAIMED, claim_seq=seq)
+            row[0] = with_state(attempt, State.CLAIMED, claim_seq=seq, claim_journal=self.journal.id)
             return {Lane.SCHEDULER: [Claimed(**self.entry_of(attempt, seq), devices=list(attempt.devices))]}
 
         def also(cursor: Cursor) -> None:
@@ -312,32 +352,37 @@ class Site:
         if self.books.attempts[attempt.id].state is State.CLAIMED:
             self.put(row[0])
 
-    async def _go(self, go: Go, acknowledged: int) -> None:
+    async def _go(self, go: Go, acknowledged: int, sent_boot_s: float) -> None:
         attempt = self.books.attempts.get(go.attempt)
         if attempt is None:
             await self._never(go, Failing(code="unknown_attempt", text="a go for an attempt that this site never claimed"))
             return
         if attempt.state is State.CLAIMED and attempt.claim_seq > acknowledged:
             raise Unavailable("agent.claim_not_acknowledged", "a go came before the acknowledgement of its claim")
-        match life.on_go(attempt, self.moment()):
-            case life.Ignore():
+        match life.on_go(attempt, self.moment(), named=go.journal, ours=self.journal.id):
+            case life.GiveUp(why) if self.may_vouch(attempt) and await self.adapter.fence(attempt.id):
+                if self.books.attempts[attempt.id].state is State.CLAIMED:
+                    await self.give_up(attempt, why, handled(go.id))
+            case life.Ignore() | life.GiveUp():
                 await self.journal.write(handled(go.id))
-            case life.GiveUp(why):
-                await self.give_up(attempt, why, handled(go.id))
             case life.Proceed():
-                staged = with_state(attempt, life.move(attempt, life.Event.GO), go_boot_s=self.clock.boot_s())
-                self.put(staged)
+                await self._stage(go, attempt, sent_boot_s)
 
-                def entries(following: NextSeq) -> Mapping[Lane, Sequence[EntryBase]]:
-                    return {Lane.SCHEDULER: [Staging(**self.entry_of(staged, following[Lane.SCHEDULER]))]}
+    async def _stage(self, go: Go, attempt: Attempt, sent_boot_s: float) -> None:
+        staged = with_state(attempt, life.move(attempt, life.Event.GO), go_boot_s=self.clock.boot_s(), go_sent_boot_s=sent_boot_s)
+        self.put(staged)
 
-                try:
-                    await self.append(entries, together(save(staged), handled(go.id)))
-                except BaseException:
-                    if self.books.attempts.get(attempt.id) == staged:
-                        self.put(attempt)
-                    raise
-                self.set_out(attempt.id)
+        def entries(following: NextSeq) -> Mapping[Lane, Sequence[EntryBase]]:
+            return {Lane.SCHEDULER: [Staging(**self.entry_of(staged, following[Lane.SCHEDULER]))]}
+
+        try:
+            await self.append(entries, together(save(staged), handled(go.id)))
+        except BaseException:
+            if self.books.attempts.get(attempt.id) == staged:
+                self.put(attempt)
+            raise
+        if self.books.attempts[attempt.id].state is State.STAGING:
+            self.set_out(attempt.id)
 
     async def _never(self, one: Go | Withdraw, why: Failing) -> None:
         """An attempt that this site does not know: it has no process here and never will."""
@@ -355,7 +400,7 @@ class Site:
         """A claimed or staged attempt that will never start. The caller has made sure that no process of it exists or can."""
         local = attempt.local is not None
         ended = self.never_ran(why) if local else None
-        over = with_state(attempt, life.move(attempt, life.Event.GIVE_UP), refusal=why, env={}, ended=ended)
+        over = with_state(attempt, life.move(attempt, life.Event.GIVE_UP), refusal=why, env={}, offer=None, ended=ended)
         # Over for whoever asks from now on; its devices are free only when that is on disk.
         self.books.attempts[attempt.id] = over
 
@@ -409,7 +454,8 @@ class Site:
         if attempt.state not in OPEN:
             await self._answer(one, attempt, "already_ended", handled(one.id))
             return
-        stopping = with_state(attempt, attempt.state, stop=asked)
+        # Its end is laid to the first who asked for it.
+        stopping = with_state(attempt, attempt.state, stop=attempt.stop or asked)
         self.put(stopping)
         await self._answer(one, stopping, "stopping", together(save(stopping), handled(one.id)))
         await self.adapter.stop(attempt.id, asked.grace_s)
@@ -509,11 +555,12 @@ class Site:
 
     async def tick(self) -> None:
         """Each second: claims whose go can come in time no more are given up; instructions that found a full disk are made new again."""
+        await self.room.look()
         now = self.moment()
         for attempt in list(self.books.attempts.values()):
-            if attempt.state is not State.CLAIMED:
+            if attempt.state is not State.CLAIMED or not self.may_vouch(attempt):
                 continue
-            why = life.before_reboot(attempt, now)
+            why = life.of_other_journal(attempt, self.journal.id) or life.before_reboot(attempt, now)
             if why is None and now.boot_s - attempt.offer_sent_boot_s > attempt.start_within_s:
                 why = Failing(code="go_too_late", text=f"no go within {attempt.start_within_s} s of the sync that brought the offer")
             if why is not None and await self.adapter.fence(attempt.id) and self.books.attempts[attempt.id].state is State.CLAIMED:

@@ -1,10 +1,11 @@
 """One per job; it outlives the agent. Standard library only, everything imported at start, copied into the job folder and run from there.
 
-The folder is a contract with a version (`FORMAT`): the agent writes `spec.json` and `env.json`, this process leaves `claimed` (a second
-supervisor of the same attempt ends there), `supervisor.json`, `started.json`, `alive` (a sign of life every ten seconds) and `exit.json`.
-Room for every record is taken before the job starts, so that a full disk cannot swallow an exit code; `started.json` is on disk before the
-job's first instruction, `exit.json` before we end. The job is stopped on SIGTERM, at its wall limit, or
-when `deadline.json` has passed; it counts as gone only when the kernel says that no descendant is left (we are their subreaper).
+The folder is a contract with a version (`FORMAT`): the agent writes `spec.json`, `env.json` and, for leased work, `deadline.json`; this
+process leaves `claimed` (a second supervisor of the same attempt ends there), `supervisor.json`, `started.json`, `alive` (a sign of life
+every ten seconds) and `exit.json`. Room for every record is taken before the job starts, so that a full disk cannot swallow an exit code;
+`started.json` is on disk before the job's first instruction, `exit.json` before we end. The job is stopped on SIGTERM, at its wall limit, or
+when its lease has passed, which no later word takes back; it counts as gone only when the kernel says that no descendant is left (we are
+their subreaper).
 Run as `python -I -S supervisor.py JOB_FOLDER`.
 """
 
@@ -28,6 +29,8 @@ RECORD_BYTES = 4096
 """Room of a preallocated record; the largest (an exit with a long path in it) is cut to fit."""
 ALIVE_S = 10.0
 """After a host reboot the end of a run is the last sign of life, so this is the most that can be lost."""
+LEASE_S = 1.0
+"""Between looks at a lease: what a stop can be late by, and a margin of the hub's counts."""
 SWEEP_S = 0.05
 """While a job is being stopped: soon enough to be felt as at once, seldom enough to cost nothing."""
 FREEZE_ROUNDS = 200
@@ -108,6 +111,30 @@ def read_json(path: str) -> dict[str, object] | None:
     except (OSError, ValueError):
         return None
     return value if isinstance(value, dict) else None
+
+
+class Lease:
+    """Until when the job may run: CLOCK_BOOTTIME of this boot or the wall clock, the earlier, in nanoseconds."""
+
+    def __init__(self, told: dict[str, object]) -> None:
+        """As the agent wrote it; whatever is missing or no number has passed."""
+        self.boot_id = told.get("boot_id")
+        self.boot_ns, self.utc_ns = nanoseconds(told.get("boot_s"), 0), nanoseconds(told.get("utc"), 0)
+        self.said_boot_ns, self.said_utc_ns = (
+            nanoseconds(told.get("said_boot_s"), boot_ns()),
+            nanoseconds(told.get("said_utc"), time.time_ns()),
+        )
+
+    def over(self) -> bool:
+        return self.boot_id != boot_id() or boot_ns() >= self.boot_ns or time.time_ns() >= self.utc_ns
+
+    def takes(self, later: Lease) -> bool:
+        """Whether `later` was said before this one had passed: we, or the whole host, may have slept meanwhile."""
+        return later.boot_id == self.boot_id and later.said_boot_ns < self.boot_ns and later.said_utc_ns < self.utc_ns
+
+
+def nanoseconds(seconds: object, otherwise: int) -> int:
+    return int(seconds * 1e9) if isinstance(seconds, int | float) else otherwise
 
 
 def children(pid: int) -> list[int]:
@@ -224,6 +251,8 @@ class Supervisor:
         self.reason: str | None = None
         self.left_behind = 0
         self.refused = ""
+        self.leased = bool(spec.get("leased"))
+        self.lease: Lease | None = None
 
     def run(self) -> int:
         """Prepare all records, start the job, see it through, leave the exit record."""
@@ -321,19 +350,16 @@ class Supervisor:
             self.ask("left_behind")
         elif self.wall_ns is not None and at - self.began["boot_ns"] >= self.wall_ns:
             self.ask("wall_limit")
-        elif self.lease_over(at):
+        elif self.lease_over():
             self.ask("lease_ended")
 
-    def lease_over(self, at: int) -> bool:
-        """By CLOCK_BOOTTIME of this boot or by the wall clock, the earlier; a lease of another boot is over."""
-        lease = read_json(f"{self.folder}/deadline.json")
-        if lease is None:
-            return False
-        return (
-            lease.get("boot_id") != boot_id()
-            or at >= float(str(lease.get("boot_s", 0))) * 1e9
-            or time.time_ns() >= float(str(lease.get("utc", 0))) * 1e9
-        )
+    def lease_over(self) -> bool:
+        """Final: a lease that has passed is not replaced by a later one. Leased work whose lease cannot be read at all has none left."""
+        told = read_json(f"{self.folder}/deadline.json")
+        later = Lease(told) if told is not None else None
+        if later is not None and (self.lease is None or self.lease.takes(later)):
+            self.lease = later
+        return self.lease.over() if self.lease is not None else self.leased
 
     def ask(self, reason: str) -> None:
         """TERM to everything; what is left after the grace is killed. Final: nothing takes a stop back."""
@@ -349,7 +375,7 @@ class Supervisor:
         """How long nothing can be due."""
         if self.stopping_since is not None:
             return SWEEP_S
-        patience = ALIVE_S if not os.path.exists(f"{self.folder}/deadline.json") else 1.0
+        patience = ALIVE_S if self.lease is None else LEASE_S
         if self.wall_ns is not None:
             patience = min(patience, max(0.001, (self.began["boot_ns"] + self.wall_ns - at) / 1e9))
         return patience

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from intertie.agent.adapters.port import Chunk, Presence
 from intertie.agent.core.attempts import Exit
+from intertie.agent.core.leases import Deadline, follows
 from intertie.agent.core.model import Attempt, StartedRecord
 from intertie.agent.outputs import pattern
 from intertie.clock import Clock
@@ -35,6 +36,8 @@ class Run:
     log: bytes = b""
     files: dict[str, bytes] = field(default_factory=dict)
     fenced: bool = False
+    trimmed: bool = False
+    deadline: Deadline | None = None
     started: StartedRecord | None = None
     exit: Exit | None = None
     stop_asked: asyncio.Event = field(default_factory=asyncio.Event)
@@ -53,6 +56,10 @@ class Disk:
     """Where packed results lie; made when the first is packed."""
 
 
+# As the supervisor looks at its lease.
+LEASE_LOOK_S = 1.0
+
+
 class FakeAdapter:
     """`accounts`: local accounts that exist; empty makes it a single-user site."""
 
@@ -64,6 +71,10 @@ class FakeAdapter:
     @property
     def single_user(self) -> bool:
         return not self.accounts
+
+    @property
+    def self_stop(self) -> bool:
+        return True
 
     def may_run_as(self, account: str) -> str:
         return "" if self.single_user or account in self.accounts else f"there is no local account {account!r} on this machine"
@@ -86,18 +97,21 @@ class FakeAdapter:
         return run.started
 
     async def _live(self, run: Run) -> None:
-        """Execute the script; the wall limit and a stop cut it short."""
+        """Execute the script; the wall limit, the end of its lease and a stop cut it short."""
         assert run.started is not None
         body = asyncio.create_task(self._execute(run))
         stop = asyncio.create_task(run.stop_asked.wait())
-        done, _ = await asyncio.wait({body, stop}, timeout=run.attempt.spec.wall_s, return_when=asyncio.FIRST_COMPLETED)
-        for task in (body, stop):
+        lease = asyncio.create_task(self._lease(run))
+        ends = {body, stop, lease}
+        done, _ = await asyncio.wait(ends, timeout=run.attempt.spec.wall_s, return_when=asyncio.FIRST_COMPLETED)
+        for task in ends:
             task.cancel()
-        await asyncio.gather(body, stop, return_exceptions=True)
+        await asyncio.gather(*ends, return_exceptions=True)
         if body in done:
             end = body.result()
         else:
-            end = Exit(certain=True, signal=15, stopped_for="asked" if stop in done else "wall_limit")
+            why = "asked" if stop in done else "lease_ended" if lease in done else "wall_limit"
+            end = Exit(certain=True, signal=15, stopped_for=why)
         ran_us = int(self.clock.boot_s() * 1e6) - run.started.boot_ns // 1000
         run.exit = Exit(
             certain=True,
@@ -110,6 +124,28 @@ class FakeAdapter:
             ran_us=ran_us,
         )
         run.over.set()
+
+    async def _lease(self, run: Run) -> None:
+        """Return when the lease is over. Work without one is never looked at again."""
+        if run.deadline is None:
+            await asyncio.Event().wait()
+        held: Deadline | None = None
+        while (held := follows(held, run.deadline)) is not None:
+            left_s = min(held.boot_s - self.clock.boot_s(), held.utc - self.clock.now().timestamp())
+            if left_s <= 0:
+                return
+            await asyncio.sleep(min(LEASE_LOOK_S, left_s))
+
+    async def renew(self, attempt: AttemptId, until: Deadline) -> None:
+        if (run := self.disk.runs.get(attempt)) is not None:
+            run.deadline = until
+
+    async def deadline(self, attempt: AttemptId) -> Deadline | None:
+        run = self.disk.runs.get(attempt)
+        return run.deadline if run is not None else None
+
+    async def found(self) -> list[Attempt]:
+        return [run.attempt for run in self.disk.runs.values() if not run.fenced and not run.trimmed]
 
     async def _execute(self, run: Run) -> Exit:
         lines = run.attempt.spec.script.replace("\r\n", "\n").splitlines()
@@ -158,6 +194,10 @@ class FakeAdapter:
         assert run.exit is not None
         return run.exit
 
+    async def alive(self, attempt: AttemptId) -> bool:
+        run = self.disk.runs.get(attempt)
+        return run is not None and run.started is not None and run.exit is None
+
     async def stop(self, attempt: AttemptId, grace_s: int) -> None:
         if (run := self.disk.runs.get(attempt)) is not None:
             run.stop_asked.set()
@@ -193,6 +233,7 @@ class FakeAdapter:
     async def trim(self, attempt: AttemptId) -> None:
         if (run := self.disk.runs.get(attempt)) is not None:
             run.files.clear()
+            run.trimmed = True
             self.result(attempt).unlink(missing_ok=True)
 
     async def forget(self, attempt: AttemptId) -> None:

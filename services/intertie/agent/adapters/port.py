@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from intertie.agent.core.attempts import Exit
+from intertie.agent.core.leases import Deadline
 from intertie.agent.core.model import Attempt, StartedRecord
 from intertie.contracts.job import ResultRef
 from intertie.ids import AttemptId
@@ -44,6 +45,11 @@ class Adapter(Protocol):
         """True if all work runs as the agent's own user."""
         ...
 
+    @property
+    def self_stop(self) -> bool:
+        """True if leased work is stopped at its deadline by what runs it, with the agent dead or stopped. Without it no such work is taken."""
+        ...
+
     def may_run_as(self, account: str) -> str:
         """Empty if work may run as this local account, else why not."""
         ...
@@ -56,7 +62,19 @@ class Adapter(Protocol):
         """Start it, at most once whoever else tries; its record just before exec, or how it failed before there was one."""
         ...
 
+    async def renew(self, attempt: AttemptId, until: Deadline) -> None:
+        """Say until when it may run, before its start and then again and again; whole or not at all. `Unavailable`: what was said before stands."""
+        ...
+
+    async def deadline(self, attempt: AttemptId) -> Deadline | None:
+        """What was said last; None if nothing was."""
+        ...
+
     async def presence(self, attempt: AttemptId) -> Presence: ...
+
+    async def found(self) -> list[Attempt]:
+        """All work that is kept here, as it was prepared, until `trim`: a site that lost its journal knows from this what it runs."""
+        ...
 
     async def fence(self, attempt: AttemptId) -> bool:
         """Make sure that it never starts from here on; False if it already began."""
@@ -64,6 +82,10 @@ class Adapter(Protocol):
 
     async def ended(self, attempt: Attempt) -> Exit:
         """Wait until every process of it was seen gone; at once if that was so before."""
+        ...
+
+    async def alive(self, attempt: AttemptId) -> bool:
+        """True if it surely runs now: it was started and its end is not recorded. False says nothing."""
         ...
 
     async def stop(self, attempt: AttemptId, grace_s: int) -> None:
@@ -83,7 +105,7 @@ class Adapter(Protocol):
         ...
 
     async def trim(self, attempt: AttemptId) -> None:
-        """Remove the work and results of ended work, and keep its log."""
+        """Remove the work and results of ended work and what it was made from, and keep its log."""
         ...
 
     async def forget(self, attempt: AttemptId) -> None:

@@ -47,8 +47,10 @@ from intertie.pack import unpack
 # The supervisor's way to `started.json` is 24 ms at rest; a machine that needs longer than this is not going to start it well.
 START_S = 30.0
 # A new agent reads the formats that the two versions before it wrote.
-FORMATS = (1,)
+FORMATS = tuple(range(max(1, supervisor.FORMAT - 2), supervisor.FORMAT + 1))
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+_encode = msgspec.json.Encoder(decimal_format="string").encode
 
 
 class _Started(msgspec.Struct, frozen=True):
@@ -190,7 +192,7 @@ class ProcessAdapter:
         if who is not None:
             spec |= {"uid": who.uid, "gid": who.gid, "groups": list(who.groups)}
         _write(home / "env.json", json.dumps(self._env(attempt, home, cwd, who)).encode("utf-8"), 0o600, sync=False)
-        _write(home / "attempt.json", msgspec.json.encode(_Kept(supervisor.FORMAT, attempt), decimal_format="string"), 0o600, sync=False)
+        _write(home / "attempt.json", _encode(_Kept(supervisor.FORMAT, attempt)), 0o600, sync=False)
         _write(home / "spec.json", json.dumps(spec).encode("utf-8"), 0o600, sync=False)
 
     def _env(self, attempt: Attempt, home: Path, cwd: str, who: LocalAccount | None) -> dict[str, str]:
@@ -336,9 +338,12 @@ class ProcessAdapter:
     def _found(self) -> list[Attempt]:
         kept: list[Attempt] = []
         for home in sorted(self.folder.iterdir()):
-            if (home / "fenced").exists():
+            if (home / "fenced").exists() or not (home / "attempt.json").exists():
                 continue
-            record: _Kept | None = self._json(AttemptId(home.name), "attempt.json", _Kept)
+            try:
+                record: _Kept | None = self._json(AttemptId(home.name), "attempt.json", _Kept)
+            except Refused:
+                continue  # Of a newer format: its own agent knows what to make of it.
             if record is not None and record.attempt.id == home.name:
                 kept.append(record.attempt)
         return kept

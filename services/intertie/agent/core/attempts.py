@@ -9,6 +9,7 @@ from enum import StrEnum
 
 from intertie.agent.core.model import Attempt, Failing, Moment, State, StopAsked
 from intertie.contracts.job import Cause
+from intertie.ids import JournalId
 
 
 class Event(StrEnum):
@@ -62,10 +63,15 @@ class Ignore:
     """Nothing to do: this was done before, or its answer is on its way."""
 
 
-def on_go(attempt: Attempt, now: Moment) -> Proceed | GiveUp | Ignore:
-    """A go for a claimed attempt, taken at `now`. It counts from the sending of the sync that brought the offer."""
+def on_go(attempt: Attempt, now: Moment, *, named: JournalId | None = None, ours: JournalId | None = None) -> Proceed | GiveUp | Ignore:
+    """A go for a claimed attempt, taken at `now`. It counts from the sending of the sync that brought the offer.
+
+    `named` is the journal that the go was said for (None: a hub of link version 1), `ours` the one that is open here.
+    """
     if attempt.state is not State.CLAIMED:
         return Ignore()
+    if (other := of_other_journal(attempt, ours)) or (named is not None and named != ours):
+        return GiveUp(other or OTHER_JOURNAL)
     if rebooted := before_reboot(attempt, now):
         return GiveUp(rebooted)
     waited_s = now.boot_s - attempt.offer_sent_boot_s
@@ -73,6 +79,16 @@ def on_go(attempt: Attempt, now: Moment) -> Proceed | GiveUp | Ignore:
         text = f"the go came {waited_s:.1f} s after the sync that brought the offer, {attempt.start_within_s} s are allowed"
         return GiveUp(Failing(code="go_too_late", text=text))
     return Proceed()
+
+
+OTHER_JOURNAL = Failing(code="other_journal", text="its claim lies in another journal than the one that is open here")
+
+
+def of_other_journal(attempt: Attempt, ours: JournalId | None) -> Failing | None:
+    """What was claimed in a journal that was copied, moved or replaced since starts nothing in this one."""
+    if attempt.local is None and attempt.claim_journal is not None and ours is not None and attempt.claim_journal != ours:
+        return OTHER_JOURNAL
+    return None
 
 
 def before_reboot(attempt: Attempt, now: Moment) -> Failing | None:
@@ -174,18 +190,27 @@ def verdict(end: Exit, attempt: Attempt) -> Verdict:
         return _refused(end)
     match end.stopped_for:
         case "asked":
-            asked = attempt.stop.reason if attempt.stop else ""
-            return Verdict("cancelled", Cause.CANCELLED, asked or "stopped on request")
+            return _asked(attempt)
         case "wall_limit":
             return Verdict("failed", Cause.JOB, f"passed its wall limit of {attempt.spec.wall_s} s and was stopped")
         case "lease_ended":
-            return Verdict("failed", Cause.PLATFORM, "the hub's lease ended and it had asked to be stopped then")
+            text = "the site could not hear the hub until its lease ended; it had asked to be stopped then and to be run again elsewhere"
+            return Verdict("failed", Cause.PLATFORM, text)
     if end.signal is not None:
         return Verdict("failed", Cause.JOB, f"killed by signal {end.signal}, not by us")
     left = f"; {end.left_behind} processes it left behind were ended" if end.left_behind else ""
     if end.code == 0:
         return Verdict("succeeded", None, f"exit code 0{left}")
     return Verdict("failed", Cause.JOB, f"exit code {end.code}{left}")
+
+
+def _asked(attempt: Attempt) -> Verdict:
+    """Stopped on request: by whom is the hub's word; a preempted or replaced attempt is no cancelled job."""
+    asked = attempt.stop
+    if asked is None:
+        return Verdict("cancelled", Cause.CANCELLED, "stopped on request")
+    outcome = "cancelled" if asked.cause is Cause.CANCELLED else "failed"
+    return Verdict(outcome, asked.cause, asked.reason or "stopped on request")
 
 
 def _refused(end: Exit) -> Verdict:

@@ -11,7 +11,7 @@ import msgspec
 from intertie.contracts.job import Cause, JobSpec, ResultRef
 from intertie.contracts.link import Sealed
 from intertie.contracts.site import DeviceKind
-from intertie.ids import AttemptId, DeviceId, JobId, PoolName, TenantName
+from intertie.ids import AttemptId, DeviceId, JobId, JournalId, PoolName, TenantName
 
 
 class State(StrEnum):
@@ -53,6 +53,8 @@ class StopAsked(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
     grace_s: int
     by: str
+    cause: Cause = Cause.CANCELLED
+    """Whose doing the end is then."""
 
 
 class LocalWork(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,7 +117,17 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     start_by_s: int = 600
     claim_seq: int = 0
     """Number of the `claimed` entry: a go stands only if the answer that brought it acknowledges this."""
+    claim_journal: JournalId | None = None
+    """The journal that holds it: in another one nothing of it starts. None in a row of an agent before link version 2."""
     go_boot_s: float | None = None
+    go_sent_boot_s: float | None = None
+    """When the sync was sent whose answer brought the go: a lease counts from there."""
+    lease_s: int = 0
+    """Above 0: its supervisor stops it this long after the last sync whose answer renewed it."""
+    after: list[AttemptId] = []
+    """These must be seen gone before it starts; it inherits what they hold of its devices."""
+    offer: Sealed | None = None
+    """The signed offer, from which a hub that lost the job adopts it. It holds values of the environment, and goes from here with them."""
     stop: StopAsked | None = None
     refusal: Failing | None = None
     started: StartedRecord | None = None

@@ -27,6 +27,11 @@ class Terms:
     mappings: Set[tuple[TenantName, str]] = frozenset()
     cordoned: Set[PoolName] = frozenset()
     paused: bool = False
+    owner_first: bool = True
+    closed: Failing | None = None
+    """Why no new work at all is taken now: a disk that is nearly full, a journal at its bound."""
+    self_stop: bool = True
+    """Supervisors here end leased work without the agent."""
     may_run_as: Callable[[str], str] = lambda account: ""
     """Empty if the local account may run jobs here, else why not (unknown, root, the agent's own uid)."""
 
@@ -95,6 +100,8 @@ def judge(body: OfferBody, terms: Terms, books: Books, *, sent_boot_s: float, ke
             offer_sent_boot_s=sent_boot_s,
             start_within_s=body.start_within_s,
             start_by_s=body.start_by_s,
+            lease_s=body.lease_s,
+            after=list(body.after),
         )
     )
 
@@ -121,6 +128,10 @@ def _stale(body: OfferBody, terms: Terms, books: Books) -> Failing | None:
 
 def _paused(body: OfferBody, terms: Terms, books: Books) -> Failing | None:
     return Failing(code="paused", text="the site's owner has paused lending") if terms.paused else None
+
+
+def _closed(body: OfferBody, terms: Terms, books: Books) -> Failing | None:
+    return terms.closed
 
 
 def _pool(body: OfferBody, terms: Terms, books: Books) -> Failing | None:
@@ -158,9 +169,16 @@ def _shape(body: OfferBody, terms: Terms, books: Books) -> Failing | None:
     return None
 
 
+def _lease(body: OfferBody, terms: Terms, books: Books) -> Failing | None:
+    if body.lease_s > 0 and not terms.self_stop:
+        return Failing(code="no_self_stop", text="nothing here ends work at the end of its lease while the agent is away")
+    return None
+
+
 def _lent(body: OfferBody, terms: Terms, books: Books) -> Failing | None:
     limit = terms.pools[body.pool].profile.lendable.devices
-    lent = sum(len(a.devices) for a in books.attempts.values() if a.local is None and a.pool == body.pool and a.state in OPEN)
+    others = (a for a in books.attempts.values() if a.local is None and a.pool == body.pool and a.state in OPEN and a.id not in body.after)
+    lent = sum(len(a.devices) for a in others)
     if lent + len(body.devices) > limit:
         return Failing(
             code="device_busy", text=f"{lent} of {limit} lendable devices of {body.pool} are lent, {len(body.devices)} more asked"
@@ -168,8 +186,20 @@ def _lent(body: OfferBody, terms: Terms, books: Books) -> Failing | None:
     return None
 
 
+def owner_waits(pool: Pool, books: Books) -> int:
+    """Devices of this pool that the owner's own waiting work could take: it goes before whatever comes from elsewhere."""
+    waiting = (a for a in books.attempts.values() if a.state is State.WAITING and a.kind is pool.kind)
+    return sum(count for a in waiting if (count := a.spec.resources.count) <= len(pool.devices))
+
+
+def _owner_first(body: OfferBody, terms: Terms, books: Books) -> Failing | None:
+    if terms.owner_first and (waits := owner_waits(terms.pools[body.pool], books)):
+        return Failing(code="device_busy", text=f"the owner's own work waits for {waits} devices of {body.pool}")
+    return None
+
+
 def _busy(body: OfferBody, terms: Terms, books: Books) -> Failing | None:
-    if busy := books.holds.busy(body.pool, body.devices):
+    if busy := books.holds.busy(body.pool, body.devices, after=body.after):
         return Failing(code="device_busy", text=f"held by other work here: {', '.join(busy)}")
     return None
 
@@ -184,4 +214,4 @@ def _unwell(body: OfferBody, terms: Terms, books: Books) -> Failing | None:
     return None
 
 
-LADDER = (_wrong_site, _tombstone, _stale, _paused, _pool, _tenant, _shape, _lent, _busy, _unwell)
+LADDER = (_wrong_site, _tombstone, _stale, _paused, _closed, _pool, _tenant, _shape, _lease, _lent, _owner_first, _busy, _unwell)

@@ -1,0 +1,16 @@
+"""The owner's own rules for this site, from `site.toml` in the data folder; the hub has no say in them."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Rules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`site.toml`. A file with a name that is none of these is refused: a rule that is not read is worse than none."""
+
+    owner_first: bool = True
+    """The owner's own waiting work may take what was claimed for the hub and has not started."""
+    disk_floor_mib: int = 512
+    """No new work below the smaller of this much free space …"""
+    disk_floor_percent: float = 2.0
+    """… and this share of the file system."""

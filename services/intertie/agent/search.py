@@ -1,0 +1,73 @@
+"""What a site holds of the hub's, from its books and from its job folders: the folders are a contract, and outlive a journal.
+
+A journal that was lost or restored is made whole from them: work whose supervisor began is adopted, told and metered as if nothing had been.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from intertie.agent.adapters.port import Presence
+from intertie.agent.books import save, see, together
+from intertie.agent.core import usage
+from intertie.agent.core.model import Attempt, State, with_state
+from intertie.agent.journal import Cursor
+from intertie.contracts.link import HeldAttempt, Sealed
+from intertie.ids import AttemptId
+from intertie.observe import log
+
+if TYPE_CHECKING:
+    from intertie.agent.site import Site
+
+LOG = log.get("agent.search")
+
+
+async def rebuild(site: Site) -> None:
+    """Take into the books what began in a folder here and is not in them. It goes on from the go: its start is found, and told."""
+    for kept in await site.adapter.found():
+        if kept.id in site.books.attempts or kept.id in site.books.tombstones:
+            continue
+        if await site.adapter.presence(kept.id) is not Presence.BEGUN:
+            # Whoever prepared it was to start it by a claim that is not in these books: it never will be.
+            await site.adapter.fence(kept.id)
+            continue
+        adopted = with_state(kept, State.STAGING, after=site.books.holds.holders(kept.pool, kept.devices))
+        site.put(adopted)
+        await site.journal.write(together(save(adopted), see(kept.job, kept.epoch, kept.generation)))
+        seen = site.books.seen.get(kept.job, (0, 0))
+        site.books.seen[kept.job] = max(seen, (kept.epoch, kept.generation))
+        LOG.warning("work is adopted from its folder, the books did not know it", attempt=kept.id, job=kept.job)
+
+
+async def search(site: Site) -> list[HeldAttempt]:
+    """In the order of their ids."""
+    await rebuild(site)
+    offers = {kept.id: kept.offer for kept in await site.adapter.found()}
+    settled = await site.journal.read(_settled)
+    attempts = sorted(site.books.attempts.values(), key=lambda attempt: attempt.id)
+    return [
+        _held(attempt, attempt.offer or offers.get(attempt.id))
+        for attempt in attempts
+        if attempt.local is None and attempt.id not in settled and attempt.state in HELD
+    ]
+
+
+HELD = frozenset({State.CLAIMED, State.STAGING, State.RUNNING, State.ENDED, State.NOT_STARTED})
+
+
+def _settled(cursor: Cursor) -> set[AttemptId]:
+    return {AttemptId(row[0]) for row in cursor.execute("SELECT id FROM attempt WHERE settled = 1")}
+
+
+def _held(attempt: Attempt, offer: Sealed | None) -> HeldAttempt:
+    return HeldAttempt(
+        attempt=attempt.id,
+        job=attempt.job,
+        epoch=attempt.epoch,
+        generation=attempt.generation,
+        state=attempt.state.value,
+        devices=list(attempt.devices),
+        started=usage.utc_of(attempt.started.utc_ns) if attempt.started else None,
+        native_id=attempt.started.native_id if attempt.started else "",
+        offer=offer,
+    )
