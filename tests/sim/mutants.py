@@ -34,7 +34,7 @@ from intertie.scheduler.core.rows import AttemptState, Change, File, line, moved
 from intertie.scheduler.memory import MemorySchedulerStore
 from intertie.scheduler.rounds import Planner
 from intertie.scheduler.store import OpenOrder, Withdrawal
-from intertie.sim.disk import SimAdapter
+from intertie.sim.machine import SimAdapter
 from intertie.sim.scenario import draw
 from intertie.sim.world import run
 from intertie.store import Relay

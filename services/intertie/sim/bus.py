@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from random import Random
 
 from intertie.bus.memory import IN, AccountMap, MemoryBroker, MemoryBus, _Listener
+from intertie.bus.memory_streams import MemoryStreams
 from intertie.bus.port import Message
 from intertie.bus.subjects import INBOX, matches
 from intertie.clock import Clock
@@ -41,10 +42,24 @@ class Link:
             (self.bus.cut if self.cuts else self.bus.heal)()
 
 
+class SimStreams(MemoryStreams):
+    """JetStream whose folder can be removed under it: it goes on acknowledging and answering `duplicate`, and keeps nothing (LINK D20)."""
+
+    hollow = 0
+
+    def pump(self) -> None:
+        if not self.hollow:
+            super().pump()
+
+    def last(self, name: str, subject_filter: str, limit: int) -> list[Message]:
+        return [] if self.hollow else super().last(name, subject_filter, limit)
+
+
 class SimBroker(MemoryBroker):
     def __init__(self, clock: Clock, rng: Random, seen: Callable[[str, str, int], None]) -> None:
         """`seen(party, subject, size)`: told of every message that arrives."""
         super().__init__(clock)
+        self.streams: SimStreams = SimStreams(self.clock)
         self.rng, self.seen = rng, seen
         self.party = Party("bus")
         self._exact: dict[tuple[str, str], list[_Listener]] = {}

@@ -10,7 +10,6 @@ from datetime import timedelta
 from decimal import Decimal
 from typing import TYPE_CHECKING
 
-from intertie.agent.adapters.fake import Run
 from intertie.agent.core.model import OPEN
 from intertie.contracts.base import EVENT_STREAM, Empty
 from intertie.contracts.job import JobState
@@ -24,9 +23,10 @@ from intertie.metering.core.attribution import COUNTED
 from intertie.metering.service import Metering, trust
 from intertie.scheduler.core.orders import Order, due
 from intertie.scheduler.core.rows import AttemptState
-from intertie.sim.disk import Machine, MeteringDisk, SchedulerDisk, starts
+from intertie.sim.disk import MeteringDisk, SchedulerDisk
 from intertie.sim.host import Host
 from intertie.sim.hub import OPERATOR
+from intertie.sim.machine import Machine, Process, processes
 
 if TYPE_CHECKING:
     from intertie.sim.world import World
@@ -40,20 +40,20 @@ NEVER = (AttemptState.REFUSED, AttemptState.WITHDRAWN, AttemptState.NOT_STARTED)
 # --- at the instant of a start -----------------------------------------------------------------------------------------------------------
 
 
-def at_start(world: World, machine: Machine, run: Run) -> Iterator[str]:
+def at_start(world: World, machine: Machine, process: Process) -> Iterator[str]:
     """1: never two live process groups of a job that waits. 6: never two holders of a device, local work included."""
-    job = run.attempt.job
+    mine = process.run.attempt
     for host in world.hosts.values():
         for other in host.machine.live():
-            if other is not run and other.attempt.job == job:
-                yield f"invariant 1: {job} runs twice: {other.attempt.id} at {host.site} and {run.attempt.id} at {machine.name}"
-    mine = set(run.attempt.devices)
+            if other is not process and other.run.attempt.job == mine.job:
+                yield f"invariant 1: {mine.job} runs twice: {other.run.attempt.id} at {host.site} and {mine.id} at {machine.name}"
     for other in machine.live():
-        if other is not run and mine & set(other.attempt.devices):
-            yield f"invariant 6: {other.attempt.id} and {run.attempt.id} both run on {sorted(mine & set(other.attempt.devices))} of {machine.name}"
-    row = world.scheduler_disk.attempt_rows.get(run.attempt.id)
-    if run.attempt.local is None and (row is None or row.state in NEVER):
-        yield f"invariant 2: {run.attempt.id} starts, and the hub has called it {row.state if row else 'nothing'}"
+        both = set(mine.devices) & set(other.run.attempt.devices)
+        if other is not process and both:
+            yield f"invariant 6: {other.run.attempt.id} and {mine.id} both run on {sorted(both)} of {machine.name}"
+    row = world.scheduler_disk.attempt_rows.get(mine.id)
+    if mine.local is None and (row is None or row.state in NEVER):
+        yield f"invariant 2: {mine.id} starts, and the hub has called it {row.state if row else 'nothing'}"
 
 
 # --- settled ---------------------------------------------------------------------------------------------------------------------------------
@@ -79,9 +79,12 @@ def unsettled(world: World) -> str:
             return f"metering has another version of {name} than the scheduler"
         if row.state is AttemptState.ENDED and held.settled is None:
             return f"{name} has ended and is not settled"
+    stream = world.broker.streams.state(EVENT_STREAM)
     for disk in (store, books):
         mark = disk.marks.get(EVENT_STREAM)
-        if mark is None or any(row.generation != mark.generation for row in disk.rows.values()):
+        if stream is None or mark is None or mark.created != stream.created:
+            return f"{disk.service} has not seen yet that its stream is another one"
+        if any(row.generation != mark.generation for row in disk.rows.values()):
             return f"events of {disk.service} are not sent"
     return ""
 
@@ -129,7 +132,7 @@ async def after_all(world: World) -> list[str]:
 
 def _never_ran(world: World) -> Iterator[str]:
     """2: what was refused, withdrawn or given up has no process and no usage."""
-    ran = {run.attempt.id: run for run in starts([host.machine for host in world.hosts.values()])}
+    ran = {one.run.attempt.id for one in processes([host.machine for host in world.hosts.values()])}
     used = {item.segment.attempt for item in world.metering_disk.segments}
     for name, row in world.scheduler_disk.attempt_rows.items():
         if row.state in NEVER and name in ran:

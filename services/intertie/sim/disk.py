@@ -1,4 +1,4 @@
-"""What is on disks, and the moments at which a process can die over it: stores of the hub, a site's journal, a site's machine with its jobs.
+"""What is on disks, and the moments at which a process can die over it: stores of the hub, a site's journal. Machines are in `machine`.
 
 Disks outlive processes. Every door asks first whether the process that knocks still lives, waits a little (that is where a crash, a pause or
 somebody else comes in between), and can be the place of a doom: death just before a commit, or just after it, before anybody was told.
@@ -15,15 +15,11 @@ from pathlib import Path
 from random import Random
 from typing import Any, TypeVar
 
-from intertie.agent.adapters.fake import Disk, FakeAdapter, Run
-from intertie.agent.adapters.port import Chunk, Presence
-from intertie.agent.core.attempts import Exit
-from intertie.agent.core.model import Attempt, StartedRecord
 from intertie.agent.journal import SqliteJournal
 from intertie.clock import Clock
 from intertie.contracts.job import ResultRef, WorkRef
 from intertie.errors import Unavailable
-from intertie.ids import AttemptId, Digest, JournalId
+from intertie.ids import Digest, JournalId
 from intertie.metering.memory import MemoryMetering
 from intertie.scheduler.memory import MemorySchedulerStore
 from intertie.sim.loop import PARTY, Party
@@ -33,8 +29,8 @@ from intertie.store.outbox import OutboxRow, StreamMark
 
 T = TypeVar("T")
 
-# A host under load takes this long from the order to the process, and to say that it is there.
-SLOW_START_S = 4.0
+# Between two tries of whoever waits for an office.
+TRY_S = 0.5
 
 
 class Moments:
@@ -78,6 +74,8 @@ class Networked(MemoryStore):
 
     _moments: Moments
     _away = False
+    _held: dict[str, Party]
+    """Role → whose connection holds the lock of its office."""
 
     def refuse(self, away: bool) -> None:
         self._away = away
@@ -93,6 +91,37 @@ class Networked(MemoryStore):
     @property
     def outbox(self) -> MemoryOutbox:
         return SimOutbox(self)
+
+    @asynccontextmanager
+    async def leading(self, role: str) -> AsyncIterator[Leader]:
+        """As a session lock of PostgreSQL: it dies with its connection, and the leader need not know of it."""
+        party = PARTY.get()
+        while (holder := self._held.get(role)) is not None and not holder.dead:
+            await asyncio.sleep(TRY_S)
+        party.must_live()
+        self.answer()
+        self._held[role] = party
+        try:
+            yield self.take_office(role)
+        finally:
+            if self._held.get(role) is party:
+                del self._held[role]
+
+    def lose_offices(self) -> None:
+        """The connections that hold the locks break; whoever waits takes office beside those who still think that they lead."""
+        self._held.clear()
+
+    # --- backups ---
+
+    def image(self) -> dict[str, Any]:
+        """What a backup of this moment holds."""
+        return {name: self._copied(value) for name, value in vars(self).items() if not name.startswith("_")}
+
+    def restore(self, image: dict[str, Any]) -> None:
+        """Whatever came after the image is gone, and nobody here knows that it was."""
+        for name in [name for name in vars(self) if not name.startswith("_") and name not in image]:
+            delattr(self, name)
+        vars(self).update({name: self._copied(value) for name, value in image.items()})
 
     @asynccontextmanager
     async def transaction(self, *, timeout_s: float = 5.0, reserved: bool = False, read_only: bool = False) -> AsyncIterator[MemoryStore]:
@@ -130,7 +159,7 @@ class SchedulerDisk(Networked, MemorySchedulerStore):
     """PostgreSQL of the scheduler."""
 
     def __init__(self, moments: Moments, clock: Clock) -> None:
-        self._moments = moments
+        self._moments, self._held = moments, {}
         MemorySchedulerStore.__init__(self, clock=clock)
 
 
@@ -138,7 +167,7 @@ class MeteringDisk(Networked, MemoryMetering):
     """PostgreSQL of metering."""
 
     def __init__(self, moments: Moments, clock: Clock) -> None:
-        self._moments = moments
+        self._moments, self._held = moments, {}
         MemoryMetering.__init__(self, clock=clock)
 
 
@@ -169,81 +198,6 @@ _NO_THREAD = ThreadPoolExecutor(1)
 """Never used: a thread would not wait in virtual time. An executor without work starts none."""
 
 
-class Machine:
-    """A site's hardware: runs of the fake adapter, and the party to which its processes belong. `began` is told of every start."""
-
-    def __init__(self, name: str, folder: Path, began: Callable[[Machine, Run], None]) -> None:
-        self.name = name
-        self.disk = Disk(folder=folder)
-        self.party = Party(f"machine-{name}")
-        self.began = began
-
-    def live(self) -> list[Run]:
-        """Process groups that exist at this instant."""
-        return [run for run in self.disk.runs.values() if run.started is not None and run.exit is None]
-
-    def lose_supervisor(self, run: Run, now_s: float) -> None:
-        """The supervisor is killed, and its job with it: nobody saw the exit code."""
-        self._lost(run, now_s, rebooted=False)
-
-    def lose_power(self, now_s: float) -> None:
-        """Everything that ran is gone; the disk stays."""
-        for run in self.live():
-            self._lost(run, now_s, rebooted=True)
-
-    def _lost(self, run: Run, now_s: float, *, rebooted: bool) -> None:
-        assert run.started is not None and run.living is not None
-        ran_us = max(0, int(now_s * 1e6) - run.started.boot_ns // 1000)
-        run.exit = Exit(certain=False, rebooted=rebooted, ran_us=ran_us)
-        run.living.cancel()
-        run.over.set()
-
-
-class SimAdapter(FakeAdapter):
-    """One agent's hand on its machine: the processes that it starts are the machine's."""
-
-    def __init__(self, machine: Machine, clock: Clock, moments: Moments) -> None:
-        super().__init__(clock, machine.disk, accounts=frozenset({"acme", "beta"}))
-        self.machine, self.moments = machine, moments
-
-    async def prepare(self, attempt: Attempt, pack: Path | None) -> None:
-        await self.moments.pass_by()
-        await super().prepare(attempt, pack)
-
-    async def start(self, attempt: Attempt) -> StartedRecord | Exit:
-        await self.moments.pass_by(SLOW_START_S)
-        run = self.disk.runs[attempt.id]
-        before = run.started
-        made = await asyncio.shield(self.machine.party.spawn(super().start(attempt), f"start-{attempt.id}"))
-        if before is None and run.started is not None:
-            self.machine.began(self.machine, run)
-        await self.moments.pass_by(SLOW_START_S)
-        return made
-
-    async def presence(self, attempt: AttemptId) -> Presence:
-        await self.moments.pass_by()
-        return await super().presence(attempt)
-
-    async def fence(self, attempt: AttemptId) -> bool:
-        await self.moments.pass_by()
-        fenced = await super().fence(attempt)
-        await self.moments.pass_by()
-        return fenced
-
-    async def ended(self, attempt: Attempt) -> Exit:
-        end = await super().ended(attempt)
-        await self.moments.pass_by(0.2)
-        return end
-
-    async def stop(self, attempt: AttemptId, grace_s: int) -> None:
-        await self.moments.pass_by()
-        await super().stop(attempt, grace_s)
-
-    async def log(self, attempt: AttemptId, offset: int, limit: int) -> Chunk:
-        await self.moments.pass_by()
-        return await super().log(attempt, offset, limit)
-
-
 class SimTransfer:
     """`intertie.agent.transfer.Transfer` to a gateway that may be away."""
 
@@ -261,8 +215,3 @@ class SimTransfer:
         await self._moments.pass_by(1.0)
         if self._away():
             raise Unavailable("agent.gateway_away", "the gateway is away")
-
-
-def starts(machines: Sequence[Machine]) -> list[Run]:
-    """Every run that ever began, on all machines."""
-    return [run for machine in machines for run in machine.disk.runs.values() if run.started is not None]

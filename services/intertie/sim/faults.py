@@ -90,8 +90,37 @@ def _power(world: World, fault: Fault) -> None:
     world.lose_power(fault.who, back_in=fault.lasts)
 
 
+def _wrong_rtc(world: World, fault: Fault) -> None:
+    """It comes back with another time of day; BOOTTIME begins anew as after any boot. More than a day is what a person must look at."""
+    world.lose_power(fault.who, back_in=fault.lasts, rtc_s=(fault.size - 0.5) * 40 * 3_600)
+
+
+def _suspend(by: int) -> Do:
+    def do(world: World, fault: Fault) -> None:
+        world.hosts[fault.who].clock.suspend(by)
+        (world.freeze if by > 0 else world.thaw)(fault.who)
+
+    return do
+
+
+def _vm_pause(by: int) -> Do:
+    def do(world: World, fault: Fault) -> None:
+        world.hosts[fault.who].clock.stop(by)
+        (world.freeze if by > 0 else world.thaw)(fault.who)
+
+    return do
+
+
 def _supervisor(world: World, fault: Fault) -> None:
-    world.lose_supervisor(fault.who, fault.size)
+    if found := world.one_live(fault.who, fault.size):
+        machine, process = found
+        machine.lose_supervisor(process)
+
+
+def _job(world: World, fault: Fault) -> None:
+    if found := world.one_live(fault.who, fault.size):
+        machine, process = found
+        machine.kill_job(process)
 
 
 def _full(full: bool) -> Do:
@@ -102,12 +131,12 @@ def _full(full: bool) -> Do:
 
 
 def _step(world: World, fault: Fault) -> None:
-    (world.hub_clock if fault.who == "hub" else world.hosts[fault.who].clock).step(fault.size)
+    world.clock_of(fault.who).step(fault.size)
 
 
 def _database(away: bool) -> Do:
     def do(world: World, fault: Fault) -> None:
-        (world.scheduler_disk if fault.who.startswith("scheduler") else world.metering_disk).refuse(away)
+        world.disk_of(fault.who).refuse(away)
 
     return do
 
@@ -131,6 +160,21 @@ def _wipe(world: World, fault: Fault) -> None:
     world.broker.wipe()
 
 
+def _hollow(by: int) -> Do:
+    """The server's folder is removed while it runs; at the end it is started again, and everything is gone."""
+
+    def do(world: World, fault: Fault) -> None:
+        world.broker.streams.hollow += by
+        if by < 0:
+            world.broker.wipe()
+
+    return do
+
+
+def _office(world: World, fault: Fault) -> None:
+    world.disk_of(fault.who).lose_offices()
+
+
 def _hub_gone(world: World, fault: Fault) -> None:
     for name in world.services:
         world.kill(name, back_in=fault.lasts)
@@ -152,7 +196,11 @@ FAULTS: Mapping[str, tuple[Do, Do]] = {
     "doom_before": _doom("before"),
     "doom_after": _doom("after"),
     "pause": (_pause, _resume),
+    "suspend": (_suspend(1), _suspend(-1)),
+    "vm_pause": (_vm_pause(1), _vm_pause(-1)),
     "power": (_power, _nothing),
+    "wrong_rtc": (_wrong_rtc, _nothing),
+    "job_killed": (_job, _nothing),
     "supervisor": (_supervisor, _nothing),
     "disk_full": (_full(True), _full(False)),
     "step": (_step, _nothing),
@@ -160,6 +208,8 @@ FAULTS: Mapping[str, tuple[Do, Do]] = {
     "gateway": (_gateway(True), _gateway(False)),
     "bus_down": (_bus(1), _bus(-1)),
     "wipe": (_wipe, _nothing),
+    "hollow": (_hollow(1), _hollow(-1)),
+    "office": (_office, _nothing),
     "hub_gone": (_hub_gone, _nothing),
 }
 

@@ -24,8 +24,9 @@ from intertie.link.site import Exchange, pace_of
 from intertie.observe import log
 from intertie.sim.bus import Link, SimBroker, SimBus
 from intertie.sim.clock import HostClock
-from intertie.sim.disk import Machine, Moments, SimAdapter, SimJournal
+from intertie.sim.disk import Moments, SimJournal
 from intertie.sim.loop import Party
+from intertie.sim.machine import Machine, SimAdapter
 from intertie.trust.keys import Key
 
 LOG = log.get("sim.host")
@@ -89,7 +90,7 @@ class Agent:
             joined=joined,
             key=host.key,
             journal=self.journal,
-            adapter=SimAdapter(host.machine, host.clock, moments),
+            adapter=SimAdapter(host.machine, moments),
             clock=host.clock,
             transfer=transfer,
             pools=[host.pool],

@@ -15,6 +15,8 @@ LONG_S = 3_600.0
 # Longer than a run is given to settle.
 ENDLESS_S = 20_000.0
 MOST_FAULTS = 9
+# Share of runs in which two copies of the scheduler live.
+TWO_SCHEDULERS = 0.35
 
 
 class Work(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,7 +72,7 @@ def draw(seed: int, only: Sequence[str] = ()) -> Scenario:
     rng = Random(f"scenario {seed}")
     sites = [rng.randint(1, 4) for _ in range(rng.choice((1, 2, 2, 3)))]
     names = [f"site-{n}" for n in range(len(sites))]
-    schedulers = 1
+    schedulers = 2 if rng.random() < TWO_SCHEDULERS else 1
     work = [_work(rng, max(sites)) for _ in range(rng.randint(3, 8))]
     local = [
         LocalWork(
@@ -108,13 +110,17 @@ def _fault(rng: Random, sites: list[str], hub: list[str], only: Sequence[str]) -
     at = rng.uniform(2, STORM_S * 0.8)
     kinds = list(only) or list(_SHARES)
     what = rng.choices(kinds, weights=[_SHARES[kind][0] for kind in kinds])[0]
-    who = rng.choice({"site": sites, "hub": hub, "any": [*sites, *sites, *hub], "all": ["all"], "clock": [*sites, "hub"]}[_SHARES[what][1]])
+    who = rng.choice(
+        {"site": sites, "hub": hub, "any": [*sites, *sites, *hub], "all": ["all"], "clock": [*sites, *hub, "hub"]}[_SHARES[what][1]]
+    )
     lasts = rng.choice((rng.uniform(0.5, 5), rng.uniform(5, 60), rng.uniform(30, 120)))
     if what in ("cut", "crash") and rng.random() < 0.03:
         lasts = rng.uniform(600, LONG_S)
     size = rng.random()
     if what == "step":
-        size = rng.choice((-1, 1)) * (rng.uniform(0.1, 20) if who == "hub" else rng.choice((rng.uniform(0.1, 5), rng.uniform(5, 7_200))))
+        size = rng.choice((-1, 1)) * (
+            rng.uniform(0.1, 20) if who not in sites else rng.choice((rng.uniform(0.1, 5), rng.uniform(5, 7_200)))
+        )
     return Fault(at=round(at, 3), what=what, who=who, lasts=round(lasts, 3), size=round(size, 3))
 
 
@@ -129,8 +135,12 @@ _SHARES: dict[str, tuple[int, str]] = {
     "crash": (6, "any"),
     "doom_before": (4, "any"),
     "doom_after": (4, "any"),
-    "pause": (4, "site"),
+    "pause": (5, "any"),
+    "suspend": (2, "site"),
+    "vm_pause": (2, "site"),
     "power": (2, "site"),
+    "wrong_rtc": (1, "site"),
+    "job_killed": (1, "site"),
     "supervisor": (2, "site"),
     "disk_full": (2, "site"),
     "step": (3, "clock"),
@@ -138,6 +148,8 @@ _SHARES: dict[str, tuple[int, str]] = {
     "gateway": (1, "all"),
     "bus_down": (2, "all"),
     "wipe": (2, "all"),
+    "hollow": (2, "all"),
+    "office": (2, "hub"),
     "hub_gone": (1, "all"),
 }
 """How often each is drawn among a hundred or so, and whom it may strike."""

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, MutableMapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from random import Random
@@ -17,7 +18,6 @@ from typing import Any
 
 import structlog
 
-from intertie.agent.adapters.fake import Run
 from intertie.bus import rpc
 from intertie.contracts import endpoints
 from intertie.contracts.job import CancelJob, JobSpec, OnSilence, Resources, SubmitJob
@@ -28,10 +28,11 @@ from intertie.ids import Digest, JobId, TenantName, minting
 from intertie.sim import checks, hub
 from intertie.sim.bus import Link, SimBroker, SimBus
 from intertie.sim.clock import HostClock
-from intertie.sim.disk import Machine, MeteringDisk, Moments, SchedulerDisk, SimTransfer
+from intertie.sim.disk import MeteringDisk, Moments, Networked, SchedulerDisk, SimTransfer
 from intertie.sim.faults import FAULTS, strikes
 from intertie.sim.host import Agent, Host, joined_as
 from intertie.sim.loop import Party, Stuck, VirtualLoop
+from intertie.sim.machine import Machine, Process
 from intertie.sim.scenario import Fault, LocalWork, Scenario, Work
 from intertie.trust.keys import Key
 
@@ -112,6 +113,8 @@ class World:
         self.broker = SimBroker(self.hub_clock, Random(f"network {seed}"), self._message)
         self.key = Key("U", Random(f"key {seed}").randbytes(32))
         self.links: dict[str, Link] = {}
+        names = ["metering", *(f"scheduler-{n}" for n in range(self.scenario.schedulers))]
+        self.clocks = {name: HostClock(self.loop, offset_s=chance.uniform(-2, 2), rate=1 + chance.uniform(-5e-4, 5e-4)) for name in names}
         self.scheduler_disk = SchedulerDisk(self.moments, self.hub_clock)
         self.metering_disk = MeteringDisk(self.moments, self.hub_clock)
         self.hosts = {name: self._host(name, slots) for name, slots in zip(self._names(), self.scenario.sites, strict=True)}
@@ -125,7 +128,7 @@ class World:
     def _host(self, name: str, slots: int) -> Host:
         rng = Random(f"host {name} {self.scenario.seed}")
         clock = HostClock(self.loop, offset_s=rng.uniform(-5, 5), rate=1 + rng.uniform(-5e-4, 5e-4))
-        machine = Machine(name, self.folder, self._began)
+        machine = Machine(name, self.folder, clock, rng, self._began)
         host = Host(name, slots, clock, Key("U", rng.randbytes(32)), machine, rng, SCALE)
         self.links[name] = host.link
         return host
@@ -145,16 +148,24 @@ class World:
     def _message(self, party: str, subject: str, size: int) -> None:
         self._trace.update(f"{self.loop.time():.6f} {party} {subject} {size}".encode())
 
-    def _began(self, machine: Machine, run: Run) -> None:
+    def _began(self, machine: Machine, process: Process) -> None:
         """Invariants that speak of this instant are asked at this instant: a start is what can break them."""
-        self.tell(f"{run.attempt.id} of {run.attempt.job} starts at {machine.name} on {','.join(run.attempt.devices)}")
-        for text in checks.at_start(self, machine, run):
+        attempt = process.run.attempt
+        self.tell(f"{attempt.id} of {attempt.job} starts at {machine.name} on {','.join(attempt.devices)}")
+        for text in checks.at_start(self, machine, process):
             self.wrong(text)
 
     # --- processes ---
 
     def link(self, who: str) -> Link:
         return self.links[who]
+
+    def disk_of(self, service: str) -> Networked:
+        return self.scheduler_disk if service.startswith("scheduler") else self.metering_disk
+
+    def clock_of(self, who: str) -> HostClock:
+        """`hub` is the machine of database and bus; each copy of a service, and each site, has its own."""
+        return self.hub_clock if who == "hub" else self.hosts[who].clock if who in self.hosts else self.clocks[who]
 
     def serve(self, name: str, work: Callable[[SimBus], Coroutine[Any, Any, None]]) -> None:
         self.links.setdefault(name, Link())
@@ -227,16 +238,26 @@ class World:
     def resume(self, name: str) -> None:
         self._party(name).resume()
 
-    def lose_power(self, name: str, *, back_in: float) -> None:
-        host = self.hosts[name]
-        host.machine.lose_power(host.clock.boot_s())
-        self.kill(name, back_in=max(back_in, 3.0))
-        host.clock.reboot()
+    def freeze(self, name: str) -> None:
+        """The whole machine stands still, agent, supervisors and jobs alike."""
+        self.hosts[name].machine.pause()
+        self.pause(name)
 
-    def lose_supervisor(self, name: str, which: float) -> None:
+    def thaw(self, name: str) -> None:
+        self.hosts[name].machine.resume()
+        self.resume(name)
+
+    def lose_power(self, name: str, *, back_in: float, rtc_s: float = 0.0) -> None:
         host = self.hosts[name]
-        if live := host.machine.live():
-            host.machine.lose_supervisor(live[int(which * len(live))], host.clock.boot_s())
+        host.machine.lose_power()
+        self.kill(name, back_in=max(back_in, 3.0))
+        host.clock.reboot(rtc_s=rtc_s)
+
+    def one_live(self, name: str, which: float) -> tuple[Machine, Process] | None:
+        """One of the processes that live there now; `which` from 0 to 1 chooses."""
+        machine = self.hosts[name].machine
+        live = machine.live()
+        return (machine, live[min(int(which * len(live)), len(live) - 1)]) if live else None
 
     # --- what is asked ---
 
@@ -321,9 +342,9 @@ class World:
         self.links["office"] = Link()
         office = Party("office")
         office.spawn(hub.office(self.broker.connect(office, self.links["office"]), self.hub_clock, facts), "office")
-        for n in range(self.scenario.schedulers):
-            self.serve(f"scheduler-{n}", lambda bus: hub.scheduler(self.scheduler_disk, bus, self.hub_clock, self.key, SCALE))
-        self.serve("metering", lambda bus: hub.metering(self.metering_disk, bus, self.hub_clock, self.key.public, SCALE))
+        for name in (f"scheduler-{n}" for n in range(self.scenario.schedulers)):
+            self.serve(name, partial(self._scheduler, self.clocks[name]))
+        self.serve("metering", lambda bus: hub.metering(self.metering_disk, bus, self.clocks["metering"], self.key.public, SCALE))
         for name in self.hosts:
             self._start_agent(name)
         await self._client()
@@ -340,6 +361,9 @@ class World:
             self.wrong(f"invariant 15: {SETTLE_S:.0f} s after the last fault: {unsettled}")
         for text in await checks.after_all(self):
             self.wrong(text)
+
+    def _scheduler(self, clock: HostClock, bus: SimBus) -> Coroutine[Any, Any, None]:
+        return hub.scheduler(self.scheduler_disk, bus, clock, self.key, SCALE)
 
     def _strike(self, do: Callable[[World, Fault], None], fault: Fault, word: str) -> None:
         self.tell(f"{fault.what} of {fault.who} {word}")
