@@ -81,4 +81,6 @@ WHERE e.site = $1 AND e.lane = $2 AND e.journal = $3 AND e.seq = $4 AND e.interp
         WHERE b.site = $1 AND b.lane = $2 AND b.journal = $3 AND b.seq < $4 AND b.interpreted_at IS NULL)
 
 -- name: lane_quarantine
+-- Once more, if it was tried again and still cannot be interpreted.
 INSERT INTO quarantine (site, lane, journal, seq, raw, error, at) VALUES ($1, $2, $3, $4, $5, $6, now())
+ON CONFLICT (site, lane, journal, seq) DO UPDATE SET error = excluded.error, at = excluded.at, released_at = NULL

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 from decimal import Decimal, InvalidOperation
 
 import click
 
-from intertie.cli.out import json_option, line, note, outcome_text, print_json, table
+from intertie.cli.out import json_option, line, local, note, outcome_text, print_json, table
 from intertie.cli.session import connect
 from intertie.contracts.site import DeviceKind
-from intertie.contracts.usage import AgreeSpec, AttemptBook, MeterSpec, Price, SpecsReply, Statement, UsagePhase, WhoPays
+from intertie.contracts.usage import (
+    AgreeSpec,
+    AttemptBook,
+    LostEntries,
+    MeterSpec,
+    Price,
+    SitePeriod,
+    SpecsReply,
+    Statement,
+    UsagePhase,
+    WhoPays,
+)
 from intertie.rating.text import clause_in, formula_text, money_text
 from intertie.text import language, say
 
@@ -44,7 +56,7 @@ def tell_statement(told: Statement) -> None:
     for row in told.lines:
         line(f"\n{row.name}  {row.job}  {money_text(row.amount, told.currency)}")
         for number, book in enumerate(row.attempts, start=1):
-            tell_book(number, book)
+            tell_book(number, book, row.attempts)
     line("\n" + say("cli.total", lang, amount=money_text(told.total, told.currency)))
     if told.paid_by_others:
         line(say("cli.total_others", lang, amount=money_text(told.paid_by_others, told.currency)))
@@ -54,16 +66,53 @@ def tell_statement(told: Statement) -> None:
         line(say("cli.incomplete", lang, what=what))
     if told.in_suspense:
         line(say("cli.suspense", lang, count=told.in_suspense))
+    for over in told.beyond:
+        hours = f"{Decimal(over.beyond_milli_us) / 3_600_000_000_000:.4f}"
+        line(say(f"cli.beyond_{over.why}", lang, grant=over.grant, hours=hours))
+    for site in told.sites:
+        line(tell_site(site))
+    for lost in told.lost:
+        line(tell_lost(lost))
 
 
-def tell_book(number: int, book: AttemptBook) -> None:
-    """One attempt of a statement."""
+def tell_site(site: SitePeriod) -> str:
+    """Whether all of a site's usage of a period is here."""
+    heard = local(site.last_heard)
+    return say(f"cli.site_{site.state}", language(), site=site.site, count=site.missing_segments, heard=heard)
+
+
+def tell_lost(lost: LostEntries) -> str:
+    """What nobody has any more."""
+    return say("cli.lost_entries", language(), site=lost.site, count=lost.entries, journal=lost.journal, first=lost.first, last=lost.last)
+
+
+def told_beside(number: int, book: AttemptBook, attempts: Sequence[AttemptBook]) -> list[str]:
+    """Why this one is paid as it is, where its own end does not say it, and under which allowance it ran."""
+    lang, said = language(), list[str]()
+    if book.because == "replaced":
+        other = next((n for n, one in enumerate(attempts, start=1) if one.attempt == book.other_attempt), 0)
+        said.append(say("cli.not_the_result" if 0 < other < number else "cli.replaced", lang, number=other or book.other_attempt))
+    elif book.because == "lost":
+        said.append(say("cli.lost", lang))
+    if book.refined:
+        said.append(say("cli.refined", lang))
+    if book.grant:
+        said.append(say("cli.granted", lang, grant=book.grant))
+    if book.grant_expired:
+        said.append(say("cli.grant_expired", lang))
+    return said
+
+
+def tell_book(number: int, book: AttemptBook, attempts: Sequence[AttemptBook] = ()) -> None:
+    """One attempt of a statement, among the attempts of its job."""
     lang = language()
     line(f"  {say('page.attempt', lang, number=number)}  {book.site}  {outcome_text(book.outcome)}  {book.run_us / 1e6:.3f} s")
     for charge in book.charges:
         line(f"    {formula_text(charge.formula, lang)}  {say(f'payer.{charge.payer}', lang)}")
         line(f"    {clause_in(charge.formula.clause, lang)}" + (f"  · {say('page.islanded', lang)}" if charge.islanded else ""))
-    if not book.complete:
+    for what in told_beside(number, book, attempts):
+        line(f"    {what}")
+    if not book.complete and book.because != "lost":
         line(f"    {say('page.not_complete', lang, missing=book.missing)}")
 
 

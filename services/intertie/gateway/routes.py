@@ -29,8 +29,9 @@ from intertie.contracts.identity import (
 )
 from intertie.contracts.incident import AcknowledgeIncident, CloseIncident, IncidentsQuery, IncidentState, ReportIncident
 from intertie.contracts.job import CancelJob, JobQuery, JobsQuery, JobState, LogsQuery, SetQuota, SubmitJob
+from intertie.contracts.quarantine import QuarantineQuery, Reinterpret
 from intertie.contracts.site import CordonPool, SitesQuery, TaskType
-from intertie.contracts.usage import AgreeSpec, SetAllowance, SpecsQuery, StatementQuery
+from intertie.contracts.usage import AgreeSpec, ReleaseSegment, SetAllowance, SpecsQuery, StatementQuery, SuspenseQuery
 from intertie.errors import Refused
 from intertie.ids import AttemptId, IncidentId, JobId, SiteName, TenantName, TokenId, mint
 
@@ -188,6 +189,27 @@ def _empty(p: Parts) -> Empty:
     return Empty()
 
 
+def _site_of(p: Parts) -> SiteName | None:
+    return SiteName(p.query["site"]) if p.query.get("site") else None
+
+
+def _suspense(p: Parts) -> SuspenseQuery:
+    return SuspenseQuery(site=_site_of(p), limit=p.number("limit", 100, low=1, high=500))
+
+
+def _quarantine(p: Parts) -> QuarantineQuery:
+    return QuarantineQuery(site=_site_of(p), limit=p.number("limit", 100, low=1, high=500))
+
+
+def _quarantine_of(service: str, listed: Endpoint[Any, Any], tried: Endpoint[Any, Any]) -> tuple[Route, Route]:
+    """The same two paths for each keeper of a lane."""
+    path = f"/v1/quarantine/{service}"
+    return (
+        Route("GET", path, listed, _quarantine, "Entries that cannot be interpreted", query=("site", "limit")),
+        Route("POST", f"{path}/retry", tried, lambda p: p.parse(Reinterpret), "Interpret them again", Reinterpret),
+    )
+
+
 CHAIN_QUERY = ("after_epoch", "after_number", "limit")
 
 ROUTES: tuple[Route, ...] = (
@@ -262,6 +284,18 @@ ROUTES: tuple[Route, ...] = (
         status=201,
     ),
     Route("GET", "/v1/ledger/check", e.LEDGER_CHECK, _empty, "The ledger's own proof"),
+    Route("GET", "/v1/suspense", e.SUSPENSE, _suspense, "Usage that waits, and for what", query=("site", "limit")),
+    Route(
+        "POST",
+        "/v1/suspense/release",
+        e.RELEASE_SUSPENSE,
+        lambda p: p.parse(ReleaseSegment),
+        "A person decides that a segment counts",
+        ReleaseSegment,
+    ),
+    *_quarantine_of("registry", e.REGISTRY_QUARANTINE, e.REGISTRY_REINTERPRET),
+    *_quarantine_of("scheduler", e.SCHEDULER_QUARANTINE, e.SCHEDULER_REINTERPRET),
+    *_quarantine_of("metering", e.METERING_QUARANTINE, e.METERING_REINTERPRET),
     Route("POST", "/v1/incidents", e.REPORT_INCIDENT, lambda p: p.parse(ReportIncident), "Report a fault", ReportIncident, status=201),
     Route("GET", "/v1/incidents", e.INCIDENTS, _incidents, "Incidents, newest first", query=("state", "site", "limit")),
     Route(

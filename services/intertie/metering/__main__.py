@@ -19,6 +19,8 @@ from intertie.lane.keeper import LaneKeeper
 from intertie.lane.pg import PgLaneTables
 from intertie.metering.pg import PACKAGE, PgMetering
 from intertie.metering.service import Metering, trust
+from intertie.quarantine import Quarantine
+from intertie.quarantine.pg import PgQuarantine
 from intertie.runtime import Beat, HubSettings, hub_settings, main, reach, ready, serve
 from intertie.settings import read_secret
 from intertie.store import Database, EventConsumer, Relay, keep_audit
@@ -31,9 +33,11 @@ VERSION = package_version("intertie")
 SWEEP_S = 30.0
 
 
-async def open_for_calls(bus: Bus, service: Metering, verifier: rpc.Verifier, lane: LaneKeeper, settings: HubSettings) -> None:
+async def open_for_calls(
+    bus: Bus, service: Metering, quarantine: Quarantine, verifier: rpc.Verifier, lane: LaneKeeper, settings: HubSettings
+) -> None:
     """Answer until cancelled; ready once calls and syncs are heard. The snapshots of others may come later: nobody waits for them here."""
-    serving = await rpc.serve(bus, "metering", VERSION, service.endpoints(), verifier=verifier)
+    serving = await rpc.serve(bus, "metering", VERSION, {**service.endpoints(), **quarantine.handlers()}, verifier=verifier)
     try:
         await lane.listening.wait()
         async with ready(settings.ready_file, "metering"):
@@ -94,7 +98,7 @@ async def run(environ: Mapping[str, str]) -> int:
                 relay=Relay(db, bus, "metering", beat_s=scale).run(),
                 audit=keep_audit(db, bus, VERSION, own.signed, verified, anchor_s=settings.anchor_s, beat_s=scale),
                 suspense=sweep.run(service.reconsider),
-                calls=open_for_calls(bus, service, verified, lane, settings),
+                calls=open_for_calls(bus, service, Quarantine(Lane.METERING, PgQuarantine(db)), verified, lane, settings),
             )
         finally:
             await bus.close()

@@ -13,7 +13,10 @@ from intertie.bus.nats import NatsBus
 from intertie.bus.port import Bus
 from intertie.clock import SystemClock
 from intertie.contracts.identity import Claims
+from intertie.contracts.link import Lane
 from intertie.lane.pg import PgLaneTables
+from intertie.quarantine import Quarantine
+from intertie.quarantine.pg import PgQuarantine
 from intertie.registry.pg import PACKAGE, PgRegistryStore
 from intertie.registry.service import Registry
 from intertie.runtime import HubSettings, hub_settings, main, reach, ready, serve
@@ -25,9 +28,9 @@ from intertie.trust.keys import Key
 VERSION = package_version("intertie")
 
 
-async def open_for_calls(bus: Bus, service: Registry, verifier: rpc.Verifier, settings: HubSettings) -> None:
+async def open_for_calls(bus: Bus, service: Registry, quarantine: Quarantine, verifier: rpc.Verifier, settings: HubSettings) -> None:
     """Answer until cancelled; ready once calls and syncs are heard."""
-    serving = await rpc.serve(bus, "registry", VERSION, service.handlers(), verifier=verifier)
+    serving = await rpc.serve(bus, "registry", VERSION, {**service.handlers(), **quarantine.handlers()}, verifier=verifier)
     try:
         await service.keeper.listening.wait()
         async with ready(settings.ready_file, "registry"):
@@ -63,7 +66,7 @@ async def run(environ: Mapping[str, str]) -> int:
             silence=service.judge_for_ever(),
             relay=Relay(db, bus, "registry", beat_s=scale).run(),
             audit=keep_audit(db, bus, VERSION, own.signed, verified, anchor_s=settings.anchor_s, beat_s=scale),
-            calls=open_for_calls(bus, service, verified, settings),
+            calls=open_for_calls(bus, service, Quarantine(Lane.REGISTRY, PgQuarantine(db)), verified, settings),
         )
 
 

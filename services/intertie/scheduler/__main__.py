@@ -16,8 +16,11 @@ from intertie.bus.nats import NatsBus
 from intertie.bus.port import Bus
 from intertie.clock import SystemClock
 from intertie.contracts.identity import Claims
+from intertie.contracts.link import Lane
 from intertie.errors import Refused
 from intertie.lane.pg import PgLaneTables
+from intertie.quarantine import Quarantine
+from intertie.quarantine.pg import PgQuarantine
 from intertie.runtime import HubSettings, hub_settings, main, reach, ready, serve
 from intertie.scheduler.pg import PACKAGE, PgSchedulerStore
 from intertie.scheduler.wiring import Parts, wire
@@ -46,9 +49,9 @@ def lending_zone(environ: Mapping[str, str]) -> ZoneInfo:
         ) from err
 
 
-async def open_for_calls(bus: Bus, parts: Parts, verifier: rpc.Verifier, settings: HubSettings) -> None:
+async def open_for_calls(bus: Bus, parts: Parts, quarantine: Quarantine, verifier: rpc.Verifier, settings: HubSettings) -> None:
     """Answer until cancelled; ready once calls and syncs are heard."""
-    serving = await rpc.serve(bus, "scheduler", VERSION, parts.scheduler.handlers(), verifier=verifier)
+    serving = await rpc.serve(bus, "scheduler", VERSION, {**parts.scheduler.handlers(), **quarantine.handlers()}, verifier=verifier)
     try:
         await parts.keeper.listening.wait()
         async with ready(settings.ready_file, "scheduler"):
@@ -88,7 +91,7 @@ async def run(environ: Mapping[str, str]) -> int:
             events=consumer.run(),
             relay=Relay(db, bus, "scheduler", beat_s=scale, clock=clock).run(),
             audit=keep_audit(db, bus, VERSION, own.signed, verified, anchor_s=settings.anchor_s, beat_s=scale),
-            calls=open_for_calls(bus, parts, verified, settings),
+            calls=open_for_calls(bus, parts, Quarantine(Lane.SCHEDULER, PgQuarantine(db)), verified, settings),
         )
 
 
