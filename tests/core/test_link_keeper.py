@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 
 import msgspec
 import pytest
-from tests.core.link_world import NOON, SITE, chain, raw, row, sync
+from tests.core.link_world import JOURNAL, NOON, SITE, chain, raw, row, sync
 
 from intertie.contracts.base import encode
-from intertie.contracts.link import Lane, LaneState, Sync
+from intertie.contracts.link import LINK_VERSION, OLDEST_VERSION, JournalOpened, Lane, LaneState, PastJournal, Sync
 from intertie.errors import Refused
 from intertie.ids import JournalId, SiteName
+from intertie.link.journal import first_digest
 from intertie.link.keeper import SiteRow, Verdict, check, judge, wanted_digest
 
 OK, BEHIND, BUSY = LaneState.OK, LaneState.BEHIND, LaneState.BUSY
 FORKED, SUPERSEDED = LaneState.FORKED, LaneState.SUPERSEDED
+CONTESTED, VERSION = LaneState.CONTESTED, LaneState.VERSION
 AGENT_RESTORED, HUB_RESTORED = LaneState.AGENT_RESTORED, LaneState.HUB_RESTORED
 RECEIVED = NOON + timedelta(seconds=5)
 OTHER = JournalId("jnl-b")
@@ -25,7 +27,7 @@ OTHER = JournalId("jnl-b")
 def verdict(known: SiteRow | None, said: Sync, *, epoch: int = 1, single: bool = True) -> Verdict:
     """As the shell asks: with the stored digest, if one is wanted."""
     seq = wanted_digest(known, said)
-    stored = None if seq is None else chain(seq)[seq]
+    stored = chain(seq)[seq] if seq is not None and known is not None and known.journal == said.journal else None
     return judge(known, stored, said, RECEIVED, epoch=epoch, single=single)
 
 
@@ -70,9 +72,11 @@ CASES = [
     Case("the site's journal ends before what is here", row(10), sync(6, 8), AGENT_RESTORED, heard=False),
     Case("the site's journal is empty", row(10), sync(1, 0), AGENT_RESTORED, heard=False),
     Case("another journal", row(10), sync(1, 3, journal=OTHER, session="ses-2", taken=0), AGENT_RESTORED, heard=False),
-    Case("a gap that the site was told to forget", row(8), sync(11, 12, forgotten=10), HUB_RESTORED, heard=False),
+    Case("a gap that the site was told to forget", row(8), sync(11, 12, forgotten=10), HUB_RESTORED, 8, heard=False),
     Case("an unknown site that was told to forget", None, sync(11, 12, forgotten=10), HUB_RESTORED, heard=False),
-    Case("the site knows a higher epoch", row(10), sync(11, 12, epoch=2), HUB_RESTORED, heard=False),
+    Case("the site knows a higher epoch", row(10), sync(11, 12, epoch=2), HUB_RESTORED, 10, heard=False),
+    Case("an agent of a version not known yet", row(10), msgspec.structs.replace(sync(11, 12), v=LINK_VERSION + 1), VERSION, heard=False),
+    Case("an agent of the oldest known version", row(10), msgspec.structs.replace(sync(11, 12), v=OLDEST_VERSION), OK, 12, (11, 12)),
 ]
 
 
@@ -80,8 +84,11 @@ CASES = [
 def test_a_sync_is(case: Case) -> None:
     found = verdict(case.known, case.said)
     assert (found.state, found.ack_through, tuple(entry.seq for entry in found.new)) == (case.state, case.ack, case.new)
-    assert (found.row is not None) == case.heard
-    assert bool(found.why) == (case.state in (FORKED, SUPERSEDED, AGENT_RESTORED, HUB_RESTORED)), "a fault says what was found"
+    before = case.known.heard if case.known else 0
+    assert ((found.row.heard if found.row else before) == before + 1) == case.heard
+    assert bool(found.why) == (case.state not in (OK, BEHIND, BUSY)), "a fault says what was found"
+    if found.row is not None:
+        assert found.row.state is found.state, "registry and people see it in the row"
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.state is not OK], ids=lambda case: case.about)
@@ -168,7 +175,7 @@ def test_the_keepers_estimate_of_a_clock_holds_the_true_offset() -> None:
 @pytest.mark.parametrize(
     ("said", "code"),
     [
-        (msgspec.structs.replace(sync(), v=2), "link.version"),
+        (msgspec.structs.replace(sync(), instruction_epoch=1 << 60), "link.epoch"),
         (msgspec.structs.replace(sync(), site=SiteName("site-b")), "link.site_mismatch"),
         (msgspec.structs.replace(sync(), lane=Lane.METERING), "link.lane_mismatch"),
         (msgspec.structs.replace(sync(), entries=[msgspec.Raw(b'"' + b"x" * 800_000 + b'"')]), "link.too_large"),
@@ -183,3 +190,160 @@ def test_what_is_no_sync_of_this_site_and_lane_is_refused(said: Sync, code: str)
 
 def test_a_sync_of_this_site_and_lane_passes() -> None:
     check(sync(1, 3), SITE, Lane.SCHEDULER)
+
+
+# --- places, sessions, journals ------------------------------------------------------------------------------------------------------------
+
+HERE, THERE = "place-here", "place-there"
+
+
+def at(place: str, said: Sync) -> Sync:
+    return msgspec.structs.replace(said, place=place)
+
+
+def known(place: str = HERE, **changes: object) -> SiteRow:
+    return replace(row(10), place=place, **changes)  # type: ignore[arg-type]
+
+
+def test_a_restart_in_the_same_place_and_boot_goes_on_with_the_session() -> None:
+    """The hub was restored to a moment before the agent's last restart: nobody else is there."""
+    found = verdict(known(), at(HERE, sync(11, 12, session="ses-2", taken=700)))
+    assert (found.state, found.row and found.row.session) == (OK, "ses-2")
+
+
+@pytest.mark.parametrize(("place", "boot"), [(THERE, "boot-1"), (HERE, "boot-2")])
+def test_another_place_or_boot_takes_over_once_and_the_former_is_superseded(place: str, boot: str) -> None:
+    """D8, BR-058: two agents with one identity."""
+    took = verdict(known(), at(place, sync(11, 12, session="ses-2", nonce=1, taken=0, kernel_boot=boot)))
+    assert took.state is OK and took.row is not None
+    former = verdict(took.row, at(HERE, sync(13, 12, session="ses-1", nonce=9, taken=8, boot_s=200)))
+    assert (former.state, former.row) == (SUPERSEDED, None)
+
+
+def test_three_changes_of_place_in_ten_minutes_are_contested_until_ten_minutes_after_the_last() -> None:
+    current, told = known(), list[LaneState]()
+    for n, place in enumerate([THERE, HERE, THERE], 1):
+        said = at(place, sync(11, 10, session=f"ses-{n + 1}", nonce=1, taken=0, kernel_boot=f"boot-{place}"))
+        found = judge(current, None, said, NOON + timedelta(minutes=n), epoch=1, single=True)
+        assert found.row is not None
+        current = found.row
+        told.append(found.state)
+    assert told == [OK, OK, CONTESTED]
+    for minutes, expected in ((4, CONTESTED), (12, CONTESTED), (14, OK)):
+        said = at(THERE, sync(11, 10, session="ses-4", nonce=minutes, taken=1, kernel_boot=f"boot-{THERE}", boot_s=200.0 + minutes))
+        found = judge(current, None, said, NOON + timedelta(minutes=minutes), epoch=1, single=True)
+        assert found.state is expected and found.row is not None
+        current = found.row
+
+
+def test_while_contested_each_change_of_place_counts_so_that_one_of_the_two_must_go() -> None:
+    moves = tuple(NOON + timedelta(minutes=n) for n in (1, 2, 3))
+    said = at(THERE, sync(11, 10, session="ses-9", taken=5, kernel_boot="boot-2"))
+    found = judge(known(moves=moves), None, said, NOON + timedelta(minutes=8), epoch=1, single=True)
+    assert (found.state, found.row and found.row.moves[-1]) == (CONTESTED, NOON + timedelta(minutes=8))
+    assert found.row is not None and found.row.heard == row(10).heard
+
+
+def test_changes_of_place_spread_over_a_day_are_none() -> None:
+    moves = (NOON - timedelta(hours=5), NOON - timedelta(hours=2))
+    said = at(THERE, sync(11, 10, session="ses-9", taken=0, kernel_boot="boot-2"))
+    assert judge(known(moves=moves), None, said, RECEIVED, epoch=1, single=True).state is OK
+
+
+def test_an_agent_of_version_one_has_no_place_and_its_sessions_follow_the_old_rule() -> None:
+    old = msgspec.structs.replace(sync(11, 12, session="ses-2", nonce=1, taken=0, kernel_boot="boot-2"), v=1)
+    found = verdict(row(10), old)
+    assert found.state is OK and found.row is not None and (found.row.version, found.row.moves) == (1, ())
+    assert verdict(row(10), msgspec.structs.replace(old, taken_nonce=4)).state is SUPERSEDED
+
+
+def test_who_cannot_be_joined_to_what_is_here_takes_nothing_over() -> None:
+    found = verdict(known(), at(THERE, sync(11, 12, other_from=10, session="ses-2", taken=0)))
+    assert (found.state, found.row and found.row.session, found.row and found.row.moves) == (FORKED, "ses-1", ())
+
+
+def opened(*past: PastJournal, journal: JournalId = OTHER, last: int = 1, previous: str | None = JOURNAL, session: str = "ses-1") -> Sync:
+    """A new journal's first batch: that it was opened, and then entries said again."""
+    first = encode(
+        JournalOpened(
+            seq=1,
+            at=NOON,
+            previous=None if previous is None else JournalId(previous),
+            why="forked",
+            place=HERE,
+            kernel_boot="boot-1",
+            past=list(past),
+        )
+    )
+    entries = [first, *(raw(seq) for seq in range(2, last + 1))]
+    return msgspec.structs.replace(
+        sync(1, 0, session=session),
+        place=HERE,
+        journal=journal,
+        digest_before=first_digest(journal),
+        entries=[msgspec.Raw(entry) for entry in entries],
+    )
+
+
+def past(journal: str = JOURNAL, through: int = 0, lost_from: int = 0) -> PastJournal:
+    return PastJournal(journal=JournalId(journal), forgotten_through=through, digest=first_digest(JournalId(journal)), lost_from=lost_from)
+
+
+def test_a_new_journal_that_says_so_takes_the_row_over_and_is_counted_and_interpreted_anew() -> None:
+    found = verdict(known(), opened(past(through=10), last=3))
+    assert (found.state, found.ack_through, [entry.seq for entry in found.new]) == (OK, 3, [1, 2, 3])
+    assert found.row is not None
+    assert (found.row.journal, found.row.interpreted_through, found.row.heard) == (OTHER, 0, row(10).heard + 1)
+
+
+def test_a_new_journal_of_a_folder_without_a_past_is_taken() -> None:
+    assert verdict(known(), opened(previous=None)).state is OK
+    assert verdict(None, opened(previous=None)).state is OK
+
+
+def test_a_journal_that_had_its_turn_is_not_taken_again() -> None:
+    """An older copy that was started again: it must open a new one."""
+    said = opened()
+    assert wanted_digest(known(), said) == 1
+    assert judge(known(), chain(1)[1], said, RECEIVED, epoch=1, single=True).state is AGENT_RESTORED
+
+
+def test_a_new_journal_that_says_nothing_of_it_is_not_taken() -> None:
+    assert verdict(known(), at(HERE, sync(1, 3, journal=OTHER))).state is AGENT_RESTORED
+
+
+def test_a_new_journal_is_not_taken_from_under_entries_that_are_nowhere() -> None:
+    """The hub was restored to 10, the site had been told to forget through 15, and opened a new journal for another reason."""
+    found = verdict(known(), opened(past(through=15)))
+    assert (found.state, found.ack_through, found.journal) == (HUB_RESTORED, 10, JOURNAL)
+    assert verdict(known(), opened(past(through=15, lost_from=11))).state is OK
+    later = opened(past(through=10), past("jnl-between", through=4), journal=JournalId("jnl-c"), previous="jnl-between")
+    assert verdict(known(), later).state is HUB_RESTORED, "the journal between was heard and forgotten, and is not here"
+    assert verdict(known(), opened(past("jnl-a-clones", through=99))).state is OK, "another line of journals"
+
+
+def test_a_hub_that_knows_nothing_of_a_site_says_so_until_the_loss_is_named() -> None:
+    said = opened(past(through=15))
+    first = verdict(None, said)
+    assert (first.state, first.ack_through, first.journal, first.row and first.row.heard) == (HUB_RESTORED, 0, None, 0)
+    again = verdict(first.row, msgspec.structs.replace(said, nonce=7))
+    assert (again.state, again.journal) == (HUB_RESTORED, None), "also when the answer was lost"
+    named = msgspec.structs.replace(opened(past(through=15, lost_from=1), journal=JournalId("jnl-c")), nonce=8)
+    assert verdict(again.row, named).state is OK
+
+
+def test_the_epoch_that_a_site_tells_is_kept_although_nothing_else_of_it_is_believed() -> None:
+    found = verdict(known(epoch_told=3), at(HERE, sync(11, 12, epoch=7)))
+    assert found.row is not None
+    assert (found.state, found.row.epoch_told, found.row.heard) == (HUB_RESTORED, 7, row(10).heard)
+    new = verdict(None, sync(1, 3, epoch=7))
+    assert new.row is not None and new.row.epoch_told == 7
+
+
+def test_a_state_says_since_when() -> None:
+    first = judge(row(10), None, sync(11, 12, other_from=10), NOON + timedelta(minutes=1), epoch=1, single=True).row
+    assert first is not None and first.state_since == NOON + timedelta(minutes=1)
+    second = judge(first, None, sync(11, 12, other_from=10, nonce=7), NOON + timedelta(minutes=2), epoch=1, single=True).row
+    assert second is not None and second.state_since == NOON + timedelta(minutes=1)
+    over = judge(second, None, sync(11, 12, nonce=8), NOON + timedelta(minutes=3), epoch=1, single=True).row
+    assert over is not None and (over.state, over.state_since) == (OK, NOON + timedelta(minutes=3))

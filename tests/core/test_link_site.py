@@ -8,10 +8,10 @@ import msgspec
 import pytest
 from tests.core.link_world import JOURNAL, NOON, SESSION, SITE, chain, raw
 
-from intertie.contracts.link import Clocks, Instruction, Lane, LaneState, Settle, Sync, Synced
-from intertie.ids import AttemptId, InstructionId
+from intertie.contracts.link import Clocks, Go, Instruction, Lane, LaneState, Settle, Stop, Sync, Synced
+from intertie.ids import AttemptId, InstructionId, JobId, JournalId
 from intertie.link.journal import Batch, InstructionMark
-from intertie.link.site import Effect, Heard, Load, Pace, Report, Send, Silent, SiteMachine, Take, Trouble, Wake, pace_of
+from intertie.link.site import Effect, Heard, Load, Lost, Pace, Reopen, Report, Send, Silent, SiteMachine, Take, Trouble, Wake, pace_of
 
 PACE = Pace()
 
@@ -24,6 +24,7 @@ class World:
         self.head = head
         self.mark = InstructionMark(0, 0)
         self.limit = 10
+        self.forgotten = marks[1]
         self.travel_s = 0.01
         self.machine = SiteMachine(
             site=SITE, session=SESSION, lane=lane, journal=JOURNAL, marks=marks, now_s=self.now_s, pace=pace, spread=lambda: 1.0
@@ -36,7 +37,11 @@ class World:
         assert isinstance(load, Load)
         last = min(self.head, load.after + self.limit)
         batch = Batch(
-            load.after + 1, chain(load.after)[load.after], [raw(seq) for seq in range(load.after + 1, last + 1)], last == self.head
+            load.after + 1,
+            chain(load.after)[load.after],
+            [raw(seq) for seq in range(load.after + 1, last + 1)],
+            last == self.head,
+            forgotten=self.forgotten,
         )
         [send] = self.machine.loaded(
             self.now_s,
@@ -285,7 +290,9 @@ REFUSED = [
     ("hub restored", {"state": LaneState.HUB_RESTORED}, Trouble.HUB_RESTORED),
     ("superseded", {"state": LaneState.SUPERSEDED}, Trouble.SUPERSEDED),
     ("a lower epoch", {"epoch": 2}, Trouble.EPOCH_LOWER),
-    ("a raised epoch", {"epoch": 4}, Trouble.EPOCH_RAISED),
+    ("contested", {"state": LaneState.CONTESTED}, Trouble.CONTESTED),
+    ("too new for the hub", {"state": LaneState.VERSION}, Trouble.VERSION),
+    ("restored, and in a lower epoch", {"state": LaneState.HUB_RESTORED, "epoch": 2}, Trouble.EPOCH_LOWER),
     ("more acknowledged than was sent", {"ack_through": 9}, Trouble.ANSWER),
     ("less acknowledged than before", {"ack_through": 2, "safe_through": 2}, Trouble.ANSWER),
     ("safe past acknowledged", {"safe_through": 8}, Trouble.ANSWER),
@@ -369,3 +376,105 @@ def test_clean_means_that_nothing_is_left_to_say() -> None:
     world.machine.wake(Wake.ENTRIES, world.now_s)
     states.append(world.machine.clean)
     assert states == [False, True, False]
+
+
+# --- epochs, stops first, new journals ----------------------------------------------------------------------------------------------------
+
+
+def stop(number: int) -> Instruction:
+    return Stop(
+        id=InstructionId(f"ins-{number}"), number=number, epoch=1, attempt=AttemptId("att-2"), job=JobId("job-2"), generation=1, reason=""
+    )
+
+
+def go(number: int) -> Instruction:
+    return Go(id=InstructionId(f"ins-{number}"), number=number, epoch=1, attempt=AttemptId("att-1"), job=JobId("job-1"), generation=1)
+
+
+def handed(effects: Sequence[Effect]) -> list[int]:
+    return [one.number for effect in effects if isinstance(effect, Take) for one in effect.exchange.synced.instructions]
+
+
+def test_stops_are_handed_over_before_whatever_begins_work() -> None:
+    world = World()
+    assert handed(world.hear(world.speak(), instructions=[go(1), settle(2), stop(3), go(4), stop(5)])) == [3, 5, 2, 1, 4]
+
+
+def test_after_a_raise_of_the_epoch_nothing_starts_until_an_answer_of_it_came_at_head_and_stops_always_pass() -> None:
+    world = World(head=12)
+    world.exchange()
+    world.exchange()
+    world.head = 25
+    said = [handed(world.hear(world.speak(), epoch=2, instructions=[go(1), stop(2)])) for _ in range(3)]
+    assert said == [[2], [2], [2, 1]]
+
+
+def test_what_was_held_back_is_fetched_at_once() -> None:
+    world = World()
+    world.exchange()
+    assert handed(world.hear(world.speak(), epoch=2, instructions=[go(1)])) == []
+    assert world.waits() == 0
+    assert handed(world.hear(world.speak(), epoch=2, instructions=[go(1)])) == [1]
+
+
+def test_the_epochs_of_an_exchange_are_to_be_on_disk_before_it_is_acted_on() -> None:
+    world = World(head=12)
+    found = []
+    for epoch in (1, 2, 2):
+        found += [effect.exchange.epochs for effect in world.hear(world.speak(), epoch=epoch) if isinstance(effect, Take)]
+    assert found == [(1, 1), (2, 2), (2, 2)]
+    machine = SiteMachine(
+        site=SITE, session=SESSION, lane=Lane.SCHEDULER, journal=JOURNAL, marks=(0, 0), now_s=0, pace=PACE, spread=float, epochs=(3, 2)
+    )
+    world.machine = machine
+    assert handed(world.hear(world.speak(), epoch=3, instructions=[go(1)])) == [], "a restart does not forget that nothing may start yet"
+
+
+BREAKS = [
+    (LaneState.FORKED, {}, "forked", None),
+    (LaneState.AGENT_RESTORED, {}, "agent_restored", None),
+    (LaneState.HUB_RESTORED, {"ack_through": 3, "journal": JOURNAL}, "hub_restored", Lost(JOURNAL, 3)),
+    (LaneState.HUB_RESTORED, {"ack_through": 0}, "hub_restored", Lost(None, 0)),
+    (LaneState.BEHIND, {"ack_through": 2}, "hub_restored", Lost(JOURNAL, 2)),
+]
+
+
+@pytest.mark.parametrize(("state", "changes", "why", "lost"), BREAKS)
+def test_sides_that_cannot_be_joined_get_a_new_journal(state: LaneState, changes: dict[str, object], why: str, lost: Lost | None) -> None:
+    world = World(head=7, marks=(5, 4))
+    effects = world.hear(world.speak(), **{"state": state, "ack_through": 0, "safe_through": 0, **changes})
+    assert [effect for effect in effects if isinstance(effect, Reopen)] == [Reopen(JOURNAL, why, lost)]
+
+
+@pytest.mark.parametrize("state", [LaneState.SUPERSEDED, LaneState.CONTESTED, LaneState.VERSION])
+def test_a_state_that_a_person_must_end_opens_no_journal(state: LaneState) -> None:
+    world = World(head=7)
+    assert not any(isinstance(effect, Reopen) for effect in world.hear(world.speak(), state=state, ack_through=0, safe_through=0))
+
+
+def test_after_a_new_journal_the_lane_begins_at_its_first_entry_and_an_old_answer_means_nothing() -> None:
+    world = World(head=7, marks=(5, 0))
+    old = world.speak()
+    assert world.machine.reopened(world.now_s, JournalId("jnl-b")) == []
+    assert world.waits() == 0
+    assert world.hear(old) == []
+    new = world.speak()
+    assert (new.journal, new.first_seq, new.nonce) == ("jnl-b", 1, old.nonce + 1)
+
+
+def test_a_batch_of_a_journal_that_was_replaced_meanwhile_is_not_sent() -> None:
+    world = World()
+    world.machine.tick(world.now_s)
+    batch = Batch(1, chain(0)[0], [], True, journal=JournalId("jnl-b"))
+    clocks = Clocks(utc=NOON, boot_s=world.now_s, kernel_boot="boot-1")
+    assert world.machine.loaded(world.now_s, batch, running=[], mark=world.mark, settings_revision=0, clocks=clocks) == []
+
+
+def test_new_journals_of_which_none_is_taken_end_with_a_person() -> None:
+    world = World(head=7)
+    found = []
+    for n in range(6):
+        effects = world.hear(world.speak(), state=LaneState.FORKED, ack_through=0, safe_through=0)
+        found.append(any(isinstance(effect, Reopen) for effect in effects))
+        world.machine.reopened(world.now_s, JournalId(f"jnl-{n}")) if found[-1] else None
+    assert found == [True, True, True, False, False, False]

@@ -125,7 +125,7 @@ NO_SYNCS: list[tuple[str, str, Callable[[Member, Member], bytes]]] = [
     ("a site's name as user text", "contract.invalid", lambda evil, good: encode({"site": ["*"], "lane": "everything"})),
     ("another site's name", "link.site_mismatch", lambda evil, good: encode(evil[Lane.SCHEDULER].sync(site=good.name))),
     ("another lane", "link.lane_mismatch", lambda evil, good: encode(evil[Lane.SCHEDULER].sync(lane=Lane.METERING))),
-    ("another version", "link.version", lambda evil, good: encode(evil[Lane.SCHEDULER].sync(v=99))),
+    ("an epoch at the end of the numbers", "link.epoch", lambda evil, good: encode(evil[Lane.SCHEDULER].sync(instruction_epoch=HUGE))),
     ("entries beyond a batch", "link.too_large", lambda evil, good: encode(evil[Lane.SCHEDULER].sync(entries=junk(9, 100_000)))),
     ("too many entries", "link.too_large", lambda evil, good: encode(evil[Lane.SCHEDULER].sync(entries=junk(BATCH_ENTRIES + 1, 1)))),
     ("a nonce that no table holds", "lane.unrecorded", lambda evil, good: encode(evil[Lane.SCHEDULER].sync(nonce=HUGE))),

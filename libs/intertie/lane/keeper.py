@@ -17,14 +17,30 @@ from intertie.bus.subjects import INBOX, SERVICE_IMPORT
 from intertie.clock import Clock
 from intertie.contracts.base import BATCH_BYTES, decode, encode
 from intertie.contracts.incident import ReportIncident, Severity
-from intertie.contracts.link import Instruction, Lane, LaneState, Sealed, Sync, Synced, nudge_subject, sync_subject
+from intertie.contracts.link import (
+    LINK_VERSION,
+    Go,
+    Instruction,
+    Lane,
+    LaneState,
+    Offer,
+    Sealed,
+    Settle,
+    Stop,
+    Sync,
+    Synced,
+    Withdraw,
+    nudge_subject,
+    sync_subject,
+)
 from intertie.errors import IntertieError, Refused, Stale, Unavailable
 from intertie.ids import SiteName, name
 from intertie.lane.interpreter import Interpret, Interpreter, storable
 from intertie.lane.tables import LaneTables
 from intertie.link.clocks import TRY_S
 from intertie.link.journal import InstructionMark
-from intertie.link.keeper import NewEntry, SiteRow, Verdict, check, judge, wanted_digest
+from intertie.link.keeper import HEARD, NewEntry, SiteRow, Verdict, check, judge, wanted_digest
+from intertie.link.site import stops_first
 from intertie.observe import log
 from intertie.observe.metrics import Counter
 
@@ -66,9 +82,23 @@ class Settings:
     sealed: Sealed
 
 
-STANDING = (LaneState.FORKED, LaneState.AGENT_RESTORED, LaneState.HUB_RESTORED, LaneState.SUPERSEDED)
+STANDING = (
+    LaneState.FORKED,
+    LaneState.AGENT_RESTORED,
+    LaneState.HUB_RESTORED,
+    LaneState.SUPERSEDED,
+    LaneState.CONTESTED,
+    LaneState.VERSION,
+)
 RECOVERING = (*(f"lane.{state.value}" for state in STANDING), "site.clock")
 """Kinds of fault that a good sync proves to be over."""
+
+KINDS: dict[int, tuple[type[Instruction], ...]] = {1: (Offer, Go, Withdraw, Stop, Settle)}
+"""What an agent of this link version, or of the next one below that is listed, knows to read. One more kind would break its whole answer."""
+UNKNOWN_TO_1 = {LaneState.CONTESTED: LaneState.SUPERSEDED}
+"""States that version 1 lacks, and what comes nearest."""
+Lease = Callable[[SiteRow], int]
+"""Seconds for which `rerun` work of this site may run on; 0: no lease."""
 
 Instructions = Callable[[SiteName, InstructionMark], Awaitable[Sequence[Instruction]]]
 """Every instruction of the site that has no answer entry yet, in order of number; the mark is the highest that the site has stored."""
@@ -124,13 +154,14 @@ class LaneKeeper:
         settings: SettingsFor | None = None,
         on_heard: OnHeard | None = None,
         epoch: Callable[[], int] = lambda: 1,
-        lease_s: int = 0,
+        lease_s: int | Lease = 0,
         single: bool = True,
     ) -> None:
         """`single`: this hub declares `durability: single`, a commit is all the safety there is; else `safe_through` stays where it is."""
         self._bus, self._lane, self._tables, self._clock = bus, lane, tables, clock
         self._instructions, self._settings, self._on_heard = instructions, settings, on_heard
-        self._epoch, self._lease_s, self._single = epoch, lease_s, single
+        self._epoch, self._single = epoch, single
+        self._lease: Lease = lease_s if callable(lease_s) else lambda _row: lease_s
         self._interpreter = Interpreter(lane, tables, interpret, late=self.nudge)
         self._waiting: dict[SiteName, _Waiting] = {}
         self._bell = asyncio.Event()
@@ -298,7 +329,7 @@ class LaneKeeper:
         if verdict.why:
             kind, title = f"lane.{verdict.state.value}", f"Lane {self._lane} of site {site} stands still: {verdict.state.value}"
             found.append(
-                self._report(site, kind, Severity.CRITICAL, title, f"{verdict.why}. Nothing is acknowledged until both sides are compared.")
+                self._report(site, kind, Severity.CRITICAL, title, f"{verdict.why}. Nothing is acknowledged meanwhile, what runs goes on.")
             )
         if verdict.row is not None and self._lane is Lane.REGISTRY:
             offset, error = verdict.row.clock_offset_s, verdict.row.clock_error_s
@@ -327,31 +358,33 @@ class LaneKeeper:
     async def _answer(self, sync: Sync, verdict: Verdict, by_s: float) -> bytes:
         instructions, settings, more = list[Instruction](), None, False
         row = verdict.row
-        if row is not None:
+        ok = verdict.state is LaneState.OK
+        if row is not None and verdict.state in HEARD:
             interpreted = await self._interpreted(row, verdict)
             if self._on_heard is not None:
                 await self._ask("on_heard", self._on_heard(row), None, by_s)
-            if verdict.state is LaneState.OK:
+            if ok:
                 if self._settings is not None:
                     settings = await self._ask("settings", self._settings(sync.site, sync.settings_revision), None, by_s)
                 instructions, more = await self._to_say(sync, len(encode(settings.sealed)) if settings else 0, by_s)
             if not interpreted:
                 LOG.debug("answered before all was interpreted", lane=self._lane.value, site=sync.site)
-        ok = verdict.state is LaneState.OK
         return encode(
             Synced(
+                v=LINK_VERSION,
                 nonce=sync.nonce,
-                state=verdict.state,
+                state=UNKNOWN_TO_1.get(verdict.state, verdict.state) if sync.v == 1 else verdict.state,
                 ack_through=verdict.ack_through,
                 safe_through=verdict.safe_through,
                 instructions=instructions,
                 more=more,
-                lease_s=self._lease_s if ok else 0,
+                lease_s=self._lease(row) if ok and row is not None and sync.v > 1 else 0,
                 epoch=self._epoch(),
                 settings=settings.sealed if settings else None,
                 settings_revision=settings.revision if settings else 0,
                 clock=self._clock.now(),
                 quarantined=row.quarantined if row else 0,
+                journal=verdict.journal,
             )
         )
 
@@ -363,16 +396,19 @@ class LaneKeeper:
         return await self._interpreter.settled(row.site, INTERPRET_WAIT_S)
 
     async def _to_say(self, sync: Sync, taken_bytes: int, by_s: float) -> tuple[list[Instruction], bool]:
-        """Open instructions, as many as fit: first those that the site has not stored, then repeats. True if some were left out."""
+        """Open instructions, as many as fit: stops before all others, then those that the site has not stored, then repeats. True if some were
+        left out."""
         if self._instructions is None:
             return [], False
         mark = InstructionMark(sync.instruction_epoch, sync.instruction_mark)
-        open_ones = await self._ask("instructions", self._instructions(sync.site, mark), (), by_s)
+        known_kinds = KINDS[max(version for version in KINDS if version <= sync.v)]
+        asked = await self._ask("instructions", self._instructions(sync.site, mark), (), by_s)
+        open_ones = [one for one in asked if isinstance(one, known_kinds)]
         new = [one for one in open_ones if (one.epoch, one.number) > (mark.epoch, mark.number)]
         known = [one for one in open_ones if (one.epoch, one.number) <= (mark.epoch, mark.number)]
         room = BATCH_BYTES - ENVELOPE_BYTES - taken_bytes
         said = list[Instruction]()
-        for one in [*new, *known]:
+        for one in stops_first([*new, *known]):
             size = len(encode(one)) + 1
             if size > room and (said or size > SINGLE_BYTES):
                 if size > SINGLE_BYTES:

@@ -110,13 +110,19 @@ class MemoryLaneTables:
         names = sorted(site for on, site in self.sites_kept if on is lane)
         return [row for name in names if (row := self.row(lane, name)) is not None]
 
+    async def highest_epoch_told(self) -> int:
+        self._answer()
+        return max((row.epoch_told for row in self.sites_kept.values()), default=0)
+
     async def sites_with_open_entries(self, lane: Lane) -> Sequence[SiteName]:
         self._answer()
         return sorted({key[1] for key in self.open if key[0] is lane})
 
     async def open_entries(self, lane: Lane, site: SiteName, limit: int) -> Sequence[LaneEntry]:
         self._answer()
-        keys = sorted(key for key in self.open if key[:2] == (lane, site))
+        kept = self.sites_kept.get((lane, site))
+        current = kept.journal if kept else None
+        keys = sorted((key for key in self.open if key[:2] == (lane, site)), key=lambda key: (key[2] == current, key))
         return [self.entries[key] for key in keys[:limit]]
 
     async def mark_interpreted(self, tx: StoreTx, entry: LaneEntry) -> None:

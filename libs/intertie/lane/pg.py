@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from intertie.contracts.incident import ReportIncident
-from intertie.contracts.link import Clocks, Lane
+from intertie.contracts.link import Clocks, Lane, LaneState
 from intertie.errors import Stale
 from intertie.ids import AttemptId, Digest, JournalId, SessionId, SiteName
 from intertie.lane.tables import LaneEntry, out_of_turn
@@ -83,6 +83,11 @@ class PgLaneTables:
         async with self._db.transaction(read_only=True) as tx:
             return [_row(row) for row in await tx.all(Q.lane_rows_read, lane, None)]
 
+    async def highest_epoch_told(self) -> int:
+        async with self._db.transaction(read_only=True) as tx:
+            row = await tx.one(Q.lane_epoch_told)
+            return int(row["told"]) if row else 0
+
     async def sites_with_open_entries(self, lane: Lane) -> Sequence[SiteName]:
         async with self._db.transaction(read_only=True) as tx:
             return [SiteName(row["site"]) for row in await tx.all(Q.lane_open_sites, lane)]
@@ -146,6 +151,12 @@ def _columns(rows: Sequence[SiteRow]) -> list[list[object]]:
                     row.clocks.kernel_boot if row.clocks else "",
                     row.clock_offset_s,
                     row.clock_error_s,
+                    row.place,
+                    " ".join(one.isoformat() for one in row.moves),
+                    row.state,
+                    row.state_since,
+                    row.epoch_told,
+                    row.version,
                 )
                 for row in rows
             ),
@@ -180,4 +191,10 @@ def _row(row: asyncpg.Record) -> SiteRow:
         clock_offset_s=row["clock_offset_s"],
         clock_error_s=row["clock_error_s"],
         quarantined=row["quarantined"],
+        place=row["place"],
+        moves=tuple(row["moves"]),
+        state=LaneState(row["state"]),
+        state_since=row["state_since"],
+        epoch_told=row["epoch_told"],
+        version=row["version"],
     )

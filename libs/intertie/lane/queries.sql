@@ -3,7 +3,7 @@
 -- marked without touching this row, or each interpretation would block the site's next sync.
 SELECT s.site, s.lane, s.session, s.journal, s.ack_through, s.digest, s.safe_through, s.heard, s.last_heard, s.last_nonce, s.taken_nonce,
     s.at_head, s.running, s.instruction_epoch, s.instruction_mark, s.settings_revision, s.clocks_utc, s.clocks_boot_s, s.clocks_kernel_boot,
-    s.clock_offset_s, s.clock_error_s,
+    s.clock_offset_s, s.clock_error_s, s.place, s.moves, s.state, s.state_since, s.epoch_told, s.version,
     coalesce((SELECT min(e.seq) - 1 FROM lane_entry AS e
         WHERE e.site = s.site AND e.lane = s.lane AND e.journal = s.journal AND e.interpreted_at IS NULL), s.ack_through) AS interpreted_through,
     (SELECT count(*) FROM quarantine AS q WHERE q.site = s.site AND q.lane = s.lane AND q.released_at IS NULL) AS quarantined
@@ -14,7 +14,7 @@ FOR UPDATE OF s SKIP LOCKED
 -- The same, not locked; null for every site of the lane.
 SELECT s.site, s.lane, s.session, s.journal, s.ack_through, s.digest, s.safe_through, s.heard, s.last_heard, s.last_nonce, s.taken_nonce,
     s.at_head, s.running, s.instruction_epoch, s.instruction_mark, s.settings_revision, s.clocks_utc, s.clocks_boot_s, s.clocks_kernel_boot,
-    s.clock_offset_s, s.clock_error_s,
+    s.clock_offset_s, s.clock_error_s, s.place, s.moves, s.state, s.state_since, s.epoch_told, s.version,
     coalesce((SELECT min(e.seq) - 1 FROM lane_entry AS e
         WHERE e.site = s.site AND e.lane = s.lane AND e.journal = s.journal AND e.interpreted_at IS NULL), s.ack_through) AS interpreted_through,
     (SELECT count(*) FROM quarantine AS q WHERE q.site = s.site AND q.lane = s.lane AND q.released_at IS NULL) AS quarantined
@@ -31,16 +31,18 @@ SELECT digest FROM lane_entry WHERE site = $1 AND lane = $2 AND journal = $3 AND
 -- Attempts travel as words of one text, since arrays of unequal arrays cannot be unnested.
 INSERT INTO lane_site (lane, site, session, journal, ack_through, digest, safe_through, interpreted_through, heard, last_heard, last_nonce,
     taken_nonce, at_head, running, instruction_epoch, instruction_mark, settings_revision, clocks_utc, clocks_boot_s, clocks_kernel_boot,
-    clock_offset_s, clock_error_s)
+    clock_offset_s, clock_error_s, place, moves, state, state_since, epoch_told, version)
 SELECT $1, n.site, n.session, n.journal, n.ack_through, n.digest, n.safe_through, n.interpreted_through, n.heard, n.last_heard, n.last_nonce,
     n.taken_nonce, n.at_head, string_to_array(n.running, ' '), n.instruction_epoch, n.instruction_mark, n.settings_revision, n.clocks_utc,
-    n.clocks_boot_s, n.clocks_kernel_boot, n.clock_offset_s, n.clock_error_s
+    n.clocks_boot_s, n.clocks_kernel_boot, n.clock_offset_s, n.clock_error_s, n.place, string_to_array(n.moves, ' ')::timestamptz[],
+    n.state, n.state_since, n.epoch_told, n.version
 FROM unnest($2::text[], $3::text[], $4::text[], $5::bigint[], $6::text[], $7::bigint[], $8::bigint[], $9::bigint[], $10::timestamptz[],
     $11::bigint[], $12::bigint[], $13::boolean[], $14::text[], $15::bigint[], $16::bigint[], $17::bigint[], $18::timestamptz[],
-    $19::double precision[], $20::text[], $21::double precision[], $22::double precision[])
+    $19::double precision[], $20::text[], $21::double precision[], $22::double precision[], $23::text[], $24::text[], $25::text[],
+    $26::timestamptz[], $27::bigint[], $28::integer[])
     AS n (site, session, journal, ack_through, digest, safe_through, interpreted_through, heard, last_heard, last_nonce, taken_nonce, at_head,
     running, instruction_epoch, instruction_mark, settings_revision, clocks_utc, clocks_boot_s, clocks_kernel_boot, clock_offset_s,
-    clock_error_s)
+    clock_error_s, place, moves, state, state_since, epoch_told, version)
 ON CONFLICT (site, lane) DO NOTHING
 
 -- name: lane_rows_update
@@ -50,13 +52,16 @@ UPDATE lane_site AS s SET session = n.session, journal = n.journal, ack_through 
     last_nonce = n.last_nonce, taken_nonce = n.taken_nonce, at_head = n.at_head, running = string_to_array(n.running, ' '),
     instruction_epoch = n.instruction_epoch, instruction_mark = n.instruction_mark, settings_revision = n.settings_revision,
     clocks_utc = n.clocks_utc, clocks_boot_s = n.clocks_boot_s, clocks_kernel_boot = n.clocks_kernel_boot,
-    clock_offset_s = n.clock_offset_s, clock_error_s = n.clock_error_s
+    clock_offset_s = n.clock_offset_s, clock_error_s = n.clock_error_s, place = n.place,
+    moves = string_to_array(n.moves, ' ')::timestamptz[], state = n.state, state_since = n.state_since, epoch_told = n.epoch_told,
+    version = n.version
 FROM unnest($2::text[], $3::text[], $4::text[], $5::bigint[], $6::text[], $7::bigint[], $8::bigint[], $9::bigint[], $10::timestamptz[],
     $11::bigint[], $12::bigint[], $13::boolean[], $14::text[], $15::bigint[], $16::bigint[], $17::bigint[], $18::timestamptz[],
-    $19::double precision[], $20::text[], $21::double precision[], $22::double precision[])
+    $19::double precision[], $20::text[], $21::double precision[], $22::double precision[], $23::text[], $24::text[], $25::text[],
+    $26::timestamptz[], $27::bigint[], $28::integer[])
     AS n (site, session, journal, ack_through, digest, safe_through, interpreted_through, heard, last_heard, last_nonce, taken_nonce, at_head,
     running, instruction_epoch, instruction_mark, settings_revision, clocks_utc, clocks_boot_s, clocks_kernel_boot, clock_offset_s,
-    clock_error_s)
+    clock_error_s, place, moves, state, state_since, epoch_told, version)
 WHERE s.lane = $1 AND s.site = n.site
 
 -- name: lane_entries_insert
@@ -69,9 +74,14 @@ SELECT s.site FROM lane_site AS s WHERE s.lane = $1
     AND EXISTS (SELECT 1 FROM lane_entry AS e WHERE e.site = s.site AND e.lane = s.lane AND e.interpreted_at IS NULL)
 ORDER BY s.site
 
+-- name: lane_epoch_told
+SELECT coalesce(max(epoch_told), 0) AS told FROM lane_site
+
 -- name: lane_open_entries
-SELECT site, lane, journal, seq, digest, raw, received_at FROM lane_entry
-WHERE site = $1 AND lane = $2 AND interpreted_at IS NULL ORDER BY journal, seq LIMIT $3
+-- What an earlier journal left open comes before the one that replaced it.
+SELECT e.site, e.lane, e.journal, e.seq, e.digest, e.raw, e.received_at
+FROM lane_entry AS e JOIN lane_site AS s ON s.site = e.site AND s.lane = e.lane
+WHERE e.site = $1 AND e.lane = $2 AND e.interpreted_at IS NULL ORDER BY e.journal = s.journal, e.journal, e.seq LIMIT $3
 
 -- name: lane_mark
 -- Once, and in order: zero rows if it was marked, or if an earlier entry is open (also one that another transaction is about to mark).

@@ -15,12 +15,12 @@ from datetime import datetime, timedelta
 from intertie.bus.port import Bus, Message, Subscription
 from intertie.clock import Clock, kernel_boot
 from intertie.contracts.base import BATCH_BYTES, decode, encode
-from intertie.contracts.link import Clocks, Instruction, Lane, Sealed, Sync, Synced, local_sync_subject
+from intertie.contracts.link import Clocks, Go, Instruction, Lane, Offer, Sealed, Sync, Synced, local_sync_subject
 from intertie.errors import IntertieError, Refused, Unavailable
 from intertie.ids import AttemptId, SessionId, SiteName
 from intertie.link.clocks import TRY_S
 from intertie.link.journal import InstructionMark, Journal
-from intertie.link.site import Effect, Exchange, Heard, Load, Pace, Report, Send, Silent, SiteMachine, Take, Trouble, Wake, pace_of
+from intertie.link.site import Effect, Exchange, Heard, Load, Pace, Reopen, Report, Send, Silent, SiteMachine, Take, Trouble, Wake, pace_of
 from intertie.observe import log
 
 LOG = log.get("lane")
@@ -38,6 +38,8 @@ OnSettings = Callable[[Sealed, int], Awaitable[None]]
 OnSilence = Callable[[datetime | None], Awaitable[None]]
 """The lane is silent since then; None: it is heard again."""
 OnTrouble = Callable[[Trouble | None, str], Awaitable[None]]
+OnReopen = Callable[[Lane, Reopen], Awaitable[None]]
+"""Both sides disagree: open the journal anew (`intertie.agent.reopen`). Not called again for a journal that is not the current one any more."""
 
 
 class SiteLane:
@@ -57,6 +59,7 @@ class SiteLane:
         on_settings: OnSettings | None = None,
         on_silence: OnSilence | None = None,
         on_trouble: OnTrouble | None = None,
+        on_reopen: OnReopen | None = None,
         running: Callable[[], Sequence[AttemptId]] = tuple,
         settings_revision: Callable[[], int] = int,
         pace: Pace | None = None,
@@ -68,7 +71,7 @@ class SiteLane:
         self._bus, self._lane, self._journal, self._clock = bus, lane, journal, clock
         self._site, self._session = site, session
         self._on_instructions, self._on_answer, self._on_settings = on_instructions, on_answer, on_settings
-        self._on_silence, self._on_trouble = on_silence, on_trouble
+        self._on_silence, self._on_trouble, self._on_reopen = on_silence, on_trouble, on_reopen
         self._running, self._settings_revision = running, settings_revision
         self._pace, self._spread = pace or pace_of(lane), spread
         self._boot = boot or kernel_boot()
@@ -79,6 +82,7 @@ class SiteLane:
         self._started = clock.now()
         self._silent_since: datetime | None = self._started
         self._last_heard: datetime | None = None
+        self._epochs = (0, 0)
 
     # --- what others may ask ---
 
@@ -139,6 +143,7 @@ class SiteLane:
     async def run(self) -> None:
         """Speak for ever. The journal must be readable at the start; afterwards nothing but cancellation ends it."""
         marks = await self._journal.marks(self._lane)
+        self._epochs = await self._journal.epochs(self._lane)
         self._machine = machine = SiteMachine(
             site=self._site,
             session=self._session,
@@ -148,12 +153,17 @@ class SiteLane:
             now_s=self._clock.boot_s(),
             pace=self._pace,
             spread=self._spread,
+            epochs=self._epochs,
+            place=self._journal.place,
         )
         if not self._state_told:
             self._state_told = True
             self._bus.on_state(lambda _connected: self.wake(Wake.BUS))
         while True:
             self._bell.clear()
+            if machine.journal != self._journal.id:
+                machine.place = self._journal.place
+                machine.reopened(self._clock.boot_s(), self._journal.id)
             await self._perform(machine, machine.tick(self._clock.boot_s()))
             wait_s = machine.due_at - self._clock.boot_s()
             if wait_s > 0:
@@ -186,6 +196,10 @@ class SiteLane:
                 case Report(trouble, text):
                     LOG.log(40 if trouble else 20, "trouble on a lane", lane=self._lane.value, trouble=trouble and trouble.value, text=text)
                     await self._call(self._on_trouble, trouble, text)
+                case Reopen(journal):
+                    if journal == self._journal.id:
+                        await self._call(self._on_reopen, self._lane, effect)
+                    self._bell.set()
         async with self._turned:
             self._turned.notify_all()
 
@@ -231,14 +245,21 @@ class SiteLane:
         synced = exchange.synced
         self._last_heard = self._clock.now()
         try:
-            await self._journal.acknowledged(self._lane, synced.ack_through, synced.safe_through)
+            if exchange.epochs != self._epochs:
+                await self._journal.remember_epochs(self._lane, *exchange.epochs)
+                self._epochs = exchange.epochs
+            await self._journal.acknowledged(self._lane, synced.ack_through, synced.safe_through, machine.journal)
+            if machine.journal != self._journal.id:
+                return []  # Opened anew meanwhile: this was about the old one, and the hub repeats what is open.
             fresh = await self._journal.take(synced.instructions)
         except IntertieError as err:
             return machine.not_stored(self._clock.boot_s(), f"{err.code}: {err.text}")
         if synced.settings is not None:
             await self._call(self._on_settings, synced.settings, synced.settings_revision)
-        if fresh:
-            await self._call(self._on_instructions, fresh, exchange)
+        begins = [one for one in fresh if isinstance(one, Offer | Go)]
+        for some in ([one for one in fresh if not isinstance(one, Offer | Go)], begins):
+            if some:
+                await self._call(self._on_instructions, some, exchange)
         await self._call(self._on_answer, exchange)
         return machine.stored()
 

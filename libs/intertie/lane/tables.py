@@ -87,10 +87,14 @@ class LaneTables(Protocol):
         """Every site that ever spoke on this lane: for the judge of silence, which watches `heard` grow."""
         ...
 
+    async def highest_epoch_told(self) -> int:
+        """The highest epoch of this service that any site said it knows, on any lane; 0 if none spoke. `hub restored` goes above it."""
+        ...
+
     async def sites_with_open_entries(self, lane: Lane) -> Sequence[SiteName]: ...
 
     async def open_entries(self, lane: Lane, site: SiteName, limit: int) -> Sequence[LaneEntry]:
-        """Entries neither interpreted nor in quarantine, in order."""
+        """Entries neither interpreted nor in quarantine, in order; those of journals before the current one come first."""
         ...
 
     async def mark_interpreted(self, tx: StoreTx, entry: LaneEntry) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from intertie.contracts.link import EntryBase, Instruction, Lane
@@ -27,6 +27,10 @@ class Batch:
     digest_before: Digest
     entries: Sequence[bytes]
     at_head: bool
+    forgotten: int = field(default=0, compare=False)
+    """Entries up to here are gone from this journal."""
+    journal: JournalId | None = field(default=None, compare=False)
+    """Whose entries they are: read together with them, since a journal may be opened anew at any moment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +56,12 @@ class Journal(Protocol):
 
     @property
     def id(self) -> JournalId:
-        """Random, new whenever the file is created."""
+        """Random, new whenever the file is created, and whenever the journal is opened anew."""
+        ...
+
+    @property
+    def place(self) -> str:
+        """Where the journal lies: a digest of host and file. Empty if that cannot be told."""
         ...
 
     async def append(self, build: Build) -> None:
@@ -63,8 +72,17 @@ class Journal(Protocol):
         """Entries after number `after`, at least one if any, at most `limit_bytes` together."""
         ...
 
-    async def acknowledged(self, lane: Lane, ack_through: int, safe_through: int) -> None:
-        """Remember both marks; entries up to `safe_through` may be forgotten (their digest is kept)."""
+    async def acknowledged(self, lane: Lane, ack_through: int, safe_through: int, journal: JournalId | None = None) -> None:
+        """Remember both marks; entries up to `safe_through` may be forgotten (their digest is kept). `journal`: whose entries were acknowledged;
+        if that is not this journal any more, nothing changes."""
+        ...
+
+    async def epochs(self, lane: Lane) -> tuple[int, int]:
+        """(the highest epoch known of the lane's keeper, the highest of which an answer came at head); 0 if never heard."""
+        ...
+
+    async def remember_epochs(self, lane: Lane, known: int, ready: int) -> None:
+        """Both only grow."""
         ...
 
     async def marks(self, lane: Lane) -> tuple[int, int]:

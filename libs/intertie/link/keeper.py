@@ -1,17 +1,19 @@
 """The keeper's side of a lane: what a `Sync` means against what is on disk here. `judge` decides; `intertie.lane.keeper` loads, commits, answers.
 
-Every state but OK acknowledges nothing: the site forgets nothing and starts nothing. BEHIND asks to send again; the others (forked, restored on
-either side, superseded) end only by a comparison of both sides and are reported as faults.
+Every state but OK acknowledges nothing: the site forgets nothing and starts nothing. BEHIND asks to send again. FORKED and both kinds of restored end
+by a new journal (`JournalOpened`), SUPERSEDED and CONTESTED by a person at the site, VERSION by one at the hub (ADR 0006). All of these are faults.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from datetime import datetime
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+
+import msgspec
 
 from intertie.contracts.base import BATCH_BYTES
-from intertie.contracts.link import LINK_VERSION, Clocks, Lane, LaneState, Sync
+from intertie.contracts.link import LINK_VERSION, OLDEST_VERSION, Clocks, JournalOpened, Lane, LaneState, Sync
 from intertie.errors import Refused
 from intertie.ids import AttemptId, Digest, JournalId, SessionId, SiteName
 from intertie.link.clocks import by_arrival
@@ -22,6 +24,16 @@ BATCH_ENTRIES = 4_096
 
 # One entry larger than a batch still travels, alone: anything larger than this could not be carried back with its envelope in NATS' 1 MiB.
 SYNC_BYTES = BATCH_BYTES * 3
+
+# So many changes of place within this time are two agents with one identity, each restarted whenever it was superseded.
+CONTESTED_MOVES = 3
+CONTESTED_WITHIN = timedelta(minutes=10)
+
+HEARD = (LaneState.OK, LaneState.BEHIND)
+"""States in which a sync counts as heard."""
+
+# `intertie hub restored` goes above what is told here; a hostile site must not take it to the end of the numbers.
+MOST_EPOCH = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +69,18 @@ class SiteRow:
     clock_error_s: float
     quarantined: int = 0
     """Entries held and not interpretable."""
+    place: str = ""
+    """Where the journal lies; empty for an agent of link version 1."""
+    moves: tuple[datetime, ...] = ()
+    """When the place changed, the last `CONTESTED_MOVES` of them."""
+    state: LaneState = LaneState.OK
+    """What the lane's last sync was answered: one that was superseded is another agent's and changes nothing here."""
+    state_since: datetime | None = None
+    """When it came into `state`; None if it was never in another."""
+    epoch_told: int = 0
+    """The highest epoch of this service that the site said it knows."""
+    version: int = 1
+    """Link version that the site spoke last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,21 +98,28 @@ class Verdict:
 
     state: LaneState
     ack_through: int = 0
-    """Through here the site's entries are proven equal to those on disk. BEHIND: send again from the next one. Otherwise 0."""
+    """Through here the site's entries are proven equal to those on disk. BEHIND: send again from the next one. HUB_RESTORED: where `journal` ends
+    here. Otherwise 0."""
     safe_through: int = 0
     row: SiteRow | None = None
-    """To be saved before the answer; None: nothing changes."""
+    """To be saved before the answer; None: nothing changes. It was *heard* only where the state is OK or BEHIND."""
     new: Sequence[NewEntry] = ()
     why: str = ""
     """For people: what was found, when the state is a fault."""
+    journal: JournalId | None = None
+    """HUB_RESTORED: the journal that the row names; None if there is none."""
 
 
 def check(sync: Sync, site: SiteName, lane: Lane) -> None:
     """Refuse what is no sync of this site and lane. `site` is from the subject, where the server put it; the payload proves nothing."""
-    if sync.v != LINK_VERSION:
+    if sync.v < OLDEST_VERSION:
         raise Refused(
-            "link.version", f"site {site} speaks link version {sync.v}, this keeper {LINK_VERSION}", next_step="upgrade the older side"
+            "link.version",
+            f"site {site} speaks link version {sync.v}, this keeper {OLDEST_VERSION} to {LINK_VERSION}",
+            next_step="upgrade the agent",
         )
+    if sync.instruction_epoch > MOST_EPOCH:
+        raise Refused("link.epoch", f"site {site} says that it knows epoch {sync.instruction_epoch}, no service gets beyond {MOST_EPOCH}")
     if sync.site != site:
         raise Refused("link.site_mismatch", f"a sync on the subject of site {site} says that it is from site {sync.site}")
     if sync.lane != lane:
@@ -106,27 +137,59 @@ def last_seq(sync: Sync) -> int:
 
 
 def wanted_digest(row: SiteRow | None, sync: Sync) -> int | None:
-    """Which entry's stored digest `judge` needs: only where the whole batch lies below what is on disk here."""
-    if row is None or row.journal != sync.journal or not 0 < last_seq(sync) < row.ack_through:
+    """Which entry's stored digest (of the sync's journal) `judge` needs: of the last one where the whole batch lies below what is on disk here,
+    of the first where a journal claims to be new."""
+    if row is None or row.journal != sync.journal:
+        return 1 if opening(sync) is not None else None
+    return last_seq(sync) if 0 < last_seq(sync) < row.ack_through else None
+
+
+def opening(sync: Sync) -> JournalOpened | None:
+    """What a batch that begins a new journal begins with."""
+    if sync.first_seq != 1 or not sync.entries:
         return None
-    return last_seq(sync)
+    try:
+        return msgspec.json.decode(sync.entries[0], type=JournalOpened)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
 
 
 def judge(row: SiteRow | None, stored: Digest | None, sync: Sync, received: datetime, *, epoch: int, single: bool) -> Verdict:
-    """The ladder, in order; the first that applies decides.
+    """The ladder, in order; the first rung that applies decides.
 
     `row` is what is on disk (None: a site never heard of), `stored` the digest asked for by `wanted_digest`, `received` the hub's wall clock at the
     sync's arrival, `epoch` this service's, `single` true where a commit here is all the safety there is (`durability: single`).
     """
     if row is not None and _is_late(row, sync):
         return Verdict(LaneState.BUSY)
+    if sync.v > LINK_VERSION:
+        why = (
+            f"the site speaks link version {sync.v}, this hub knows {OLDEST_VERSION} to {LINK_VERSION}: upgrade the hub, what runs goes on"
+        )
+        return _stands(LaneState.VERSION, row, sync, received, why)
+    if row is not None and row.session != sync.session and not _goes_on(row, sync):
+        if sync.taken_nonce > 0 and not _contested(row.moves, received):
+            return Verdict(LaneState.SUPERSEDED, why=f"session {sync.session} goes on although session {row.session} took over")
+        taken = _taken_over(row, sync, received)
+        if _contested(taken.moves, received):
+            why = "agents in different places take over from each other: stop one of the two; the other goes on ten minutes later"
+            return _stands(LaneState.CONTESTED, taken, sync, received, why)
+        found = _judge_content(taken, stored, sync, received, epoch, single)
+        # Who cannot be joined to what is here takes nothing over: the agent in charge goes on.
+        return found if found.state in HEARD else _stands(found.state, row, sync, received, found.why)
+    if row is not None and _contested(row.moves, received):
+        return _stands(LaneState.CONTESTED, row, sync, received, "ten minutes after the last change of place this agent goes on")
+    return _judge_content(row, stored, sync, received, epoch, single)
+
+
+def _judge_content(row: SiteRow | None, stored: Digest | None, sync: Sync, received: datetime, epoch: int, single: bool) -> Verdict:
+    """The rungs about epoch, journal and chain, for the session in charge."""
     if sync.instruction_epoch > epoch:
-        return Verdict(LaneState.HUB_RESTORED, why=f"the site knows epoch {sync.instruction_epoch}, this service is in {epoch}")
-    if row is not None and row.journal != sync.journal:
-        return Verdict(LaneState.AGENT_RESTORED, why=f"the site's journal was {row.journal} and is now {sync.journal}")
-    if row is not None and row.session != sync.session and sync.taken_nonce > 0:
-        return Verdict(LaneState.SUPERSEDED, why=f"session {sync.session} goes on although session {row.session} took over")
-    return _judge_chain(row, stored, sync, received, single)
+        why = f"the site knows epoch {sync.instruction_epoch}, this service is in {epoch}: run `intertie hub restored`"
+        return _stands(LaneState.HUB_RESTORED, row, sync, received, why)
+    if row is not None and row.heard > 0 and row.journal == sync.journal:
+        return _judge_chain(row, stored, sync, received, single)
+    return _judge_journal(row, stored, sync, received, single)
 
 
 def _is_late(row: SiteRow, sync: Sync) -> bool:
@@ -137,6 +200,100 @@ def _is_late(row: SiteRow, sync: Sync) -> bool:
     return same_boot and row.clocks is not None and sync.clocks.boot_s < row.clocks.boot_s
 
 
+def _goes_on(row: SiteRow, sync: Sync) -> bool:
+    """A restart on the same journal file and the same boot of the same host is no other agent."""
+    return row.place != "" and row.place == sync.place and row.clocks is not None and row.clocks.kernel_boot == sync.clocks.kernel_boot
+
+
+def _taken_over(row: SiteRow, sync: Sync, received: datetime) -> SiteRow:
+    """The row with another session in charge, and its move if it lies elsewhere."""
+    moved = row.place != sync.place and row.place != "" and sync.place != ""
+    moves = (*row.moves, received)[-CONTESTED_MOVES:] if moved else row.moves
+    return replace(row, session=sync.session, place=sync.place, moves=moves, last_nonce=sync.nonce, taken_nonce=0, clocks=sync.clocks)
+
+
+def _contested(moves: Sequence[datetime], received: datetime) -> bool:
+    """So many moves within the time, the last of them less than that time ago."""
+    if len(moves) < CONTESTED_MOVES:
+        return False
+    return abs(moves[-1] - moves[-CONTESTED_MOVES]) <= CONTESTED_WITHIN and abs(received - moves[-1]) <= CONTESTED_WITHIN
+
+
+def _stands(state: LaneState, row: SiteRow | None, sync: Sync, received: datetime, why: str) -> Verdict:
+    """A fault: nothing of the sync is believed but that it came, and what the site says it knows of epochs. A site of which nothing was ever
+    believed has a row (with `heard` 0) only to keep that."""
+    if row is None and state not in (LaneState.HUB_RESTORED, LaneState.VERSION):
+        return Verdict(state, why=why)
+    known = row if row is not None else _unheard(sync, received)
+    since = known.state_since if known.state is state else received
+    told = max(known.epoch_told, sync.instruction_epoch)
+    saved = replace(known, last_nonce=_latest(known, sync), state=state, state_since=since, epoch_told=told, version=min(sync.v, 1 << 30))
+    if state is not LaneState.HUB_RESTORED:
+        return Verdict(state, row=saved, why=why)
+    return Verdict(state, ack_through=known.ack_through, row=saved, why=why, journal=known.journal if known.heard > 0 else None)
+
+
+def _latest(row: SiteRow, sync: Sync) -> int:
+    return sync.nonce if row.session == sync.session else row.last_nonce
+
+
+def _unheard(sync: Sync, received: datetime) -> SiteRow:
+    """The row of a site of which nothing could be believed yet."""
+    return SiteRow(
+        site=sync.site,
+        lane=sync.lane,
+        session=sync.session,
+        journal=sync.journal,
+        ack_through=0,
+        digest=first_digest(sync.journal),
+        safe_through=0,
+        interpreted_through=0,
+        heard=0,
+        last_heard=received,
+        last_nonce=sync.nonce,
+        taken_nonce=0,
+        at_head=False,
+        running=None,
+        instruction_epoch=0,
+        instruction_mark=0,
+        settings_revision=0,
+        clocks=None,
+        clock_offset_s=0.0,
+        clock_error_s=0.0,
+        place=sync.place,
+    )
+
+
+def _judge_journal(row: SiteRow | None, stored: Digest | None, sync: Sync, received: datetime, single: bool) -> Verdict:
+    """A journal that the row does not name: it must say that it was opened, be new here, and leave nothing out that exists nowhere else."""
+    opened, unheard = opening(sync), row is None or row.heard == 0
+    if not unheard and (opened is None or stored is not None):
+        assert row is not None, "a heard site has a row"
+        why = f"the site's journal was {row.journal} and is now {sync.journal}" + (", which had its turn before" if stored else "")
+        return _stands(LaneState.AGENT_RESTORED, row, sync, received, why)
+    if opened is not None and (missing := _left_out(None if unheard else row, opened)) is not None:
+        return _stands(LaneState.HUB_RESTORED, row, sync, received, missing)
+    if row is None:
+        return _judge_chain(row, None, sync, received, single)
+    zero = first_digest(sync.journal)
+    fresh = replace(row, journal=sync.journal, ack_through=0, digest=zero, safe_through=0, interpreted_through=0, at_head=False)
+    found = _judge_chain(fresh, None, sync, received, single)
+    return _stands(found.state, row, sync, received, found.why) if found.state is LaneState.FORKED else found
+
+
+def _left_out(row: SiteRow | None, opened: JournalOpened) -> str | None:
+    """What earlier journals were told to forget and this keeper does not hold, if no `LostRange` is announced for it."""
+    names = [past.journal for past in opened.past]
+    if row is not None and row.journal not in names:
+        return None  # Another line of journals (a clone's): there is nothing to compare, and nothing of ours is given up.
+    first = names.index(row.journal) if row is not None else 0
+    for past in opened.past[first:]:
+        here = row.ack_through if row is not None and past.journal == row.journal else 0
+        if past.forgotten_through > here and not 0 < past.lost_from <= here + 1:
+            return f"the site was told to forget through {past.forgotten_through} of journal {past.journal}, here it ends at {here}"
+    return None
+
+
 def _judge_chain(row: SiteRow | None, stored: Digest | None, sync: Sync, received: datetime, single: bool) -> Verdict:
     """Does the batch continue, repeat, skip or contradict what is on disk?"""
     ack = row.ack_through if row else 0
@@ -145,25 +302,34 @@ def _judge_chain(row: SiteRow | None, stored: Digest | None, sync: Sync, receive
     if sync.first_seq > ack + 1:
         if sync.forgotten_through > ack:
             why = f"the site was told to forget through {sync.forgotten_through}, here the journal ends at {ack}"
-            return Verdict(LaneState.HUB_RESTORED, why=why)
-        return Verdict(LaneState.BEHIND, ack_through=ack, row=_heard(row, sync, received, ack, digest, single))
+            return _stands(LaneState.HUB_RESTORED, row, sync, received, why)
+        heard = _heard(row, sync, received, ack, digest, single)
+        return Verdict(LaneState.BEHIND, ack_through=ack, row=_in_state(heard, row, LaneState.BEHIND, received))
     entries = _chain(sync)
     if last < ack:
         if stored is None and last > 0:
-            return Verdict(LaneState.AGENT_RESTORED, why=f"the site's journal ends at {last}, before anything that is still kept here")
+            why = f"the site's journal ends at {last}, before anything that is still kept here"
+            return _stands(LaneState.AGENT_RESTORED, row, sync, received, why)
         before = stored if last > 0 else first_digest(sync.journal)
         if (entries[-1].digest if entries else sync.digest_before) != before:
-            return Verdict(LaneState.FORKED, why=f"entry {last} differs from what is on disk here")
+            return _stands(LaneState.FORKED, row, sync, received, f"entry {last} differs from what is on disk here")
         if sync.at_head:
-            return Verdict(LaneState.AGENT_RESTORED, why=f"the site's journal ends at {last}, here it ends at {ack}")
-        saved = _heard(row, sync, received, ack, digest, single)
+            return _stands(LaneState.AGENT_RESTORED, row, sync, received, f"the site's journal ends at {last}, here it ends at {ack}")
+        saved = _in_state(_heard(row, sync, received, ack, digest, single), row, LaneState.OK, received)
         return Verdict(LaneState.OK, ack_through=last, safe_through=min(saved.safe_through, last), row=saved)
     overlap = ack - sync.first_seq + 1
     if (entries[overlap - 1].digest if overlap else sync.digest_before) != digest:
-        return Verdict(LaneState.FORKED, why=f"entry {ack} differs from what is on disk here")
+        return _stands(LaneState.FORKED, row, sync, received, f"entry {ack} differs from what is on disk here")
     new = entries[overlap:]
-    saved = _heard(row, sync, received, last, new[-1].digest if new else digest, single)
+    saved = _in_state(_heard(row, sync, received, last, new[-1].digest if new else digest, single), row, LaneState.OK, received)
     return Verdict(LaneState.OK, ack_through=last, safe_through=saved.safe_through, row=saved, new=new)
+
+
+def _in_state(heard: SiteRow, before: SiteRow | None, state: LaneState, received: datetime) -> SiteRow:
+    """The row with the state that its sync is answered; `state_since` moves with it."""
+    if before is None or before.state is state:
+        return replace(heard, state=state, state_since=before.state_since if before else None)
+    return replace(heard, state=state, state_since=received)
 
 
 def _chain(sync: Sync) -> list[NewEntry]:
@@ -207,4 +373,8 @@ def _heard(row: SiteRow | None, sync: Sync, received: datetime, ack: int, digest
         clock_offset_s=offset_s,
         clock_error_s=error_s,
         quarantined=row.quarantined if row else 0,
+        place=sync.place,
+        moves=row.moves if row else (),
+        epoch_told=max(row.epoch_told if row else 0, sync.instruction_epoch),
+        version=sync.v,
     )

@@ -27,6 +27,7 @@ class _LaneOnDisk:
     base_digest: Digest
     ack_through: int = 0
     safe_through: int = 0
+    epochs: tuple[int, int] = (0, 0)
 
     def digest_at(self, seq: int) -> Digest:
         return self.base_digest if seq == self.base else self.entries[seq - self.base - 1][1]
@@ -46,8 +47,9 @@ class _Content:
 class Disk:
     """What a journal's file holds: as the process sees it, and as it would be found after a loss of power."""
 
-    def __init__(self, journal: JournalId) -> None:
+    def __init__(self, journal: JournalId, *, place: str = "") -> None:
         self.journal = journal
+        self.place = place
         self.written = _Content({lane: _LaneOnDisk(0, 0, [], first_digest(journal)) for lane in Lane})
         self.durable = self.written.copy()
         self.refusing = False
@@ -93,6 +95,10 @@ class MemoryJournal:
     def id(self) -> JournalId:
         return self.disk.journal
 
+    @property
+    def place(self) -> str:
+        return self.disk.place
+
     async def append(self, build: Build) -> None:
         content = self._writable()
         staged: list[tuple[_LaneOnDisk, list[tuple[bytes, Digest]]]] = []
@@ -127,10 +133,13 @@ class MemoryJournal:
                 break
             entries.append(raw)
             size += len(raw)
-        return Batch(after + 1, on_disk.digest_at(after), entries, after + len(entries) == on_disk.head)
+        at_head = after + len(entries) == on_disk.head
+        return Batch(after + 1, on_disk.digest_at(after), entries, at_head, forgotten=on_disk.base, journal=self.id)
 
-    async def acknowledged(self, lane: Lane, ack_through: int, safe_through: int) -> None:
+    async def acknowledged(self, lane: Lane, ack_through: int, safe_through: int, journal: JournalId | None = None) -> None:
         on_disk = self._writable().lanes[lane]
+        if journal is not None and journal != self.id:
+            return
         on_disk.ack_through = min(max(on_disk.ack_through, ack_through), on_disk.head)
         on_disk.safe_through = min(max(on_disk.safe_through, safe_through), on_disk.ack_through)
         if on_disk.safe_through > on_disk.base:
@@ -143,6 +152,15 @@ class MemoryJournal:
         self._alive()
         on_disk = self.disk.durable.lanes[lane]
         return on_disk.ack_through, on_disk.safe_through
+
+    async def epochs(self, lane: Lane) -> tuple[int, int]:
+        self._alive()
+        return self.disk.durable.lanes[lane].epochs
+
+    async def remember_epochs(self, lane: Lane, known: int, ready: int) -> None:
+        on_disk = self._writable().lanes[lane]
+        on_disk.epochs = max(on_disk.epochs[0], known), max(on_disk.epochs[1], ready)
+        await self._commit()
 
     async def take(self, instructions: Sequence[Instruction]) -> Sequence[Instruction]:
         if not instructions:

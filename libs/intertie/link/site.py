@@ -12,7 +12,7 @@ from enum import StrEnum
 
 import msgspec
 
-from intertie.contracts.link import Clocks, Lane, LaneState, Sync, Synced
+from intertie.contracts.link import Clocks, Go, Instruction, Lane, LaneState, Offer, Stop, Sync, Synced, Withdraw
 from intertie.ids import AttemptId, JournalId, SessionId, SiteName
 from intertie.link.clocks import ClockEstimate, by_round_trip
 from intertie.link.journal import Batch, InstructionMark
@@ -61,10 +61,13 @@ class Trouble(StrEnum):
     AGENT_RESTORED = "agent_restored"
     HUB_RESTORED = "hub_restored"
     SUPERSEDED = "superseded"
+    """Another agent of this site took over: a person restarts this one (it takes over again) or stops it."""
+    CONTESTED = "contested"
+    """Two agents of this site take over from each other: a person stops one of them."""
+    VERSION = "version"
+    """The hub is older than this agent knows how to speak to: upgrade the hub."""
     EPOCH_LOWER = "epoch_lower"
     """The keeper speaks in an epoch below one that this site has seen."""
-    EPOCH_RAISED = "epoch_raised"
-    """The keeper's epoch rose since this site last stored an instruction: both sides must be compared first."""
     ANSWER = "answer"
     """The keeper acknowledges what this try did not carry."""
     JOURNAL = "journal"
@@ -100,6 +103,8 @@ class Exchange:
     clock: ClockEstimate
     acknowledged: int
     """Through this entry the keeper has all on disk: a go stands only if its claim is not above it."""
+    epochs: tuple[int, int] = (0, 0)
+    """(highest epoch known, highest of which an answer came at head): to be on disk before anything of this exchange is acted on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +134,35 @@ class Report:
     text: str
 
 
-Effect = Load | Send | Take | Silent | Heard | Report
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """What the keeper has of what this site was told to forget: `journal` through `ack_through`; nothing at all if `journal` is None."""
+
+    journal: JournalId | None
+    ack_through: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reopen:
+    """Open a new journal in place of `journal` and say `reopened`; if another lane did so already, only say it."""
+
+    journal: JournalId
+    why: str
+    lost: Lost | None = None
+
+
+Effect = Load | Send | Take | Silent | Heard | Report | Reopen
+
+BROKEN = (LaneState.FORKED, LaneState.AGENT_RESTORED, LaneState.HUB_RESTORED)
+"""States whose way out is a new journal."""
+
+# New journals in a row of which none was taken: then it is not the journal, and a person must look.
+MOST_REOPENS = 3
+
+
+def stops_first(instructions: Sequence[Instruction]) -> list[Instruction]:
+    """What ends work before what begins any: a site that returns must not start on devices, or for jobs, that are being taken back."""
+    return sorted(instructions, key=lambda one: 0 if isinstance(one, Stop | Withdraw) else 2 if isinstance(one, Offer | Go) else 1)
 
 
 @dataclass(slots=True)
@@ -154,17 +187,21 @@ class SiteMachine:
         now_s: float,
         pace: Pace,
         spread: Callable[[], float],
+        epochs: tuple[int, int] = (0, 0),
+        place: str = "",
     ) -> None:
-        """`marks` are the journal's (acknowledged, safe). `spread` gives numbers in [0, 1): a seeded one replays."""
-        self.site, self.session, self.lane, self.journal = site, session, lane, journal
+        """`marks` are the journal's (acknowledged, safe), `epochs` and `place` its own too. `spread` gives numbers in [0, 1): a seeded one replays."""
+        self.site, self.session, self.lane, self.journal, self.place = site, session, lane, journal, place
         self.pace = pace
         self._spread = spread
-        self._cursor, self._safe = marks
+        self._cursor = marks[0]
+        self._forgotten = 0
         self._nonce = 0
         self._taken = 0
         self._loading = False
         self._try: _Try | None = None
-        self._epoch: int | None = None
+        self._epoch, self._ready = epochs
+        self._reopens = 0
         self._failures = 0
         self._failing_since_s: float | None = None
         self._good = 0
@@ -227,24 +264,28 @@ class SiteMachine:
     ) -> list[Effect]:
         """The batch is here; `running` lists every attempt that may hold devices as of its last entry; `clocks` were read just now."""
         self._loading = False
+        if batch.journal is not None and batch.journal != self.journal:
+            self.due_at = now_s  # Another lane had the journal opened anew meanwhile; `reopened` is on its way.
+            return []
         self._nonce += 1
-        if mark.number > 0:
-            self._epoch = max(self._epoch or 0, mark.epoch)
+        self._forgotten = batch.forgotten
+        self._epoch = max(self._epoch, mark.epoch)
         sync = Sync(
             site=self.site,
             session=self.session,
+            place=self.place,
             lane=self.lane,
             nonce=self._nonce,
             taken_nonce=self._taken,
             journal=self.journal,
             first_seq=batch.first_seq,
             digest_before=batch.digest_before,
-            forgotten_through=self._safe,
+            forgotten_through=self._forgotten,
             entries=[msgspec.Raw(entry) for entry in batch.entries],
             at_head=batch.at_head,
             running=list(running) if batch.at_head else None,
             instruction_mark=mark.number,
-            instruction_epoch=max(self._epoch or 0, mark.epoch),
+            instruction_epoch=self._epoch,
             settings_revision=settings_revision,
             clocks=clocks,
         )
@@ -268,24 +309,33 @@ class SiteMachine:
         current = self._try
         if current is None or synced.nonce != current.sync.nonce:
             return []
-        match synced.state:
-            case LaneState.BUSY:
-                effects = self._fail(now_s)
-                self.due_at = now_s + min(self.pace.beat_s, self.pace.busy_s * 2 ** min(self._failures - 1, 10)) * (
-                    0.5 + self._spread() / 2
-                )
-                return effects
-            case LaneState.OK | LaneState.BEHIND:
-                pass
-            case refused:
-                return self._refuse(now_s, Trouble(refused.value), f"the {self.lane} keeper answers {refused.value}")
-        known = self._epoch
-        if known is not None and synced.epoch != known:
-            trouble = Trouble.EPOCH_LOWER if synced.epoch < known else Trouble.EPOCH_RAISED
-            return self._refuse(now_s, trouble, f"the {self.lane} keeper is in epoch {synced.epoch}, this site knows {known}")
+        if synced.state is LaneState.BUSY:
+            effects = self._fail(now_s)
+            wait_s = min(self.pace.beat_s, self.pace.busy_s * 2 ** min(self._failures - 1, 10))
+            self.due_at = now_s + wait_s * (0.5 + self._spread() / 2)
+            return effects
+        if synced.epoch < self._epoch:
+            text = (
+                f"the {self.lane} keeper is in epoch {synced.epoch}, this site knows {self._epoch}: run `intertie hub restored` at the hub"
+            )
+            return self._refuse(now_s, Trouble.EPOCH_LOWER, text)
+        if synced.state in BROKEN:
+            lost = Lost(synced.journal, synced.ack_through) if synced.state is LaneState.HUB_RESTORED else None
+            return self._break(now_s, Trouble(synced.state.value), f"the {self.lane} keeper answers {synced.state.value}", lost)
         if synced.state is LaneState.BEHIND:
             return self._rewind(now_s, synced)
+        if synced.state is not LaneState.OK:
+            return self._refuse(now_s, Trouble(synced.state.value), f"the {self.lane} keeper answers {synced.state.value}")
         return self._take(now_s, current, synced)
+
+    def reopened(self, now_s: float, journal: JournalId) -> list[Effect]:
+        """The journal has another id now, and begins again at its first entry; an answer to the old one's entries means nothing any more."""
+        self.journal = journal
+        self._try, self._loading, self._wanted = None, False, False
+        self._cursor, self._forgotten, self._rewound_to = 0, 0, None
+        self.clean = False
+        self.due_at = now_s
+        return []
 
     def stored(self) -> list[Effect]:
         """The journal has the marks and instructions of the last exchange."""
@@ -308,22 +358,36 @@ class SiteMachine:
             return self._refuse(now_s, Trouble.ANSWER, f"entry {sync.first_seq} was sent and neither taken nor refused")
         self._try = None
         self._taken = sync.nonce
-        self._epoch = synced.epoch
         self._cursor = synced.ack_through
-        self._safe = max(self._safe, synced.safe_through)
-        self._rewound_to = None
+        self._rewound_to, self._reopens = None, 0
         self.clock = by_round_trip(self.clock, sync.clocks, now_s, synced.clock)
         effects: list[Effect] = [] if self.trouble is Trouble.JOURNAL else self._untroubled()
         effects += self._hear(now_s)
-        exchange = Exchange(sync.nonce, current.sent_s, now_s, synced, self.clock, synced.ack_through)
+        sent_all = sync.at_head and synced.ack_through == current.last
+        said = stops_first(synced.instructions)
+        if self._learn(synced.epoch):
+            allowed = said
+        else:
+            allowed = [one for one in said if not isinstance(one, Offer | Go)]
+            self._ready = synced.epoch if sent_all else self._ready
+        synced = msgspec.structs.replace(synced, instructions=allowed)
+        exchange = Exchange(sync.nonce, current.sent_s, now_s, synced, self.clock, synced.ack_through, (self._epoch, self._ready))
         effects.append(Take(exchange))
-        self._plan_next(now_s, current, synced)
+        self._plan_next(now_s, current, synced, sent_all)
+        if len(allowed) < len(said) and self._ready == self._epoch:
+            self.due_at = now_s  # What was held back is said again in the next answer, and may be taken then.
         return effects
 
-    def _plan_next(self, now_s: float, current: _Try, synced: Synced) -> None:
+    def _learn(self, epoch: int) -> bool:
+        """Know the keeper's epoch; True if work may start on its word: it is the first ever heard, or an answer of it came at head before."""
+        if self._epoch == 0:
+            self._ready = epoch
+        self._epoch = epoch
+        return self._ready >= epoch
+
+    def _plan_next(self, now_s: float, current: _Try, synced: Synced, sent_all: bool) -> None:
         """At once while there is more either way, else by the beat."""
         sync = current.sync
-        sent_all = sync.at_head and synced.ack_through == current.last
         mark = (sync.instruction_epoch, sync.instruction_mark)
         # `more` with nothing new in it is a keeper repeating what waits for our answers: that is not worth a loop without a beat.
         brought_new = any((one.epoch, one.number) > mark for one in synced.instructions)
@@ -340,12 +404,13 @@ class SiteMachine:
 
     def _rewind(self, now_s: float, synced: Synced) -> list[Effect]:
         """The keeper lacks what it once acknowledged, or an answer of ours was not its: send again from there, if it is still here."""
-        if synced.ack_through < self._safe:
-            text = f"the {self.lane} keeper asks for entries after {synced.ack_through}, those up to {self._safe} were called safe"
-            return self._refuse(now_s, Trouble.HUB_RESTORED, text)
+        if synced.ack_through < self._forgotten:
+            text = f"the {self.lane} keeper asks for entries after {synced.ack_through}, those up to {self._forgotten} were called safe"
+            return self._break(now_s, Trouble.HUB_RESTORED, text, Lost(self.journal, synced.ack_through))
         if synced.ack_through >= self._cursor or synced.ack_through == self._rewound_to:
             return self._refuse(now_s, Trouble.ANSWER, f"the {self.lane} keeper asks again for entries after {synced.ack_through}")
         assert self._try is not None, "an answer belongs to a try"
+        self._learn(synced.epoch)
         self._taken = self._try.sync.nonce
         self._try = None
         self._cursor = self._rewound_to = synced.ack_through
@@ -387,6 +452,14 @@ class SiteMachine:
         effects = self._fail(now_s)
         self.due_at = now_s + self.pace.idle_s * (0.5 + self._spread() / 2)
         return [*self._in_trouble(trouble, text), *effects]
+
+    def _break(self, now_s: float, trouble: Trouble, text: str, lost: Lost | None) -> list[Effect]:
+        """Both sides cannot be joined as they are: open a new journal, in which everything that is left is said again."""
+        effects = self._refuse(now_s, trouble, text)
+        if self._reopens >= MOST_REOPENS:
+            return effects
+        self._reopens += 1
+        return [*effects, Reopen(self.journal, trouble.value, lost)]
 
     def _in_trouble(self, trouble: Trouble, text: str) -> list[Effect]:
         if self.trouble is trouble:

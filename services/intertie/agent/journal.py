@@ -124,6 +124,24 @@ class SqliteJournal:
     def id(self) -> JournalId:
         return self._id
 
+    @property
+    def place(self) -> str:
+        return ""
+
+    async def epochs(self, lane: Lane) -> tuple[int, int]:
+        def work(cursor: Cursor) -> tuple[int, int]:
+            row = cursor.execute("SELECT value FROM setting WHERE key = ?", (f"epochs {lane}",)).fetchone()
+            known, ready = row[0].split() if row else (0, 0)
+            return int(known), int(ready)
+
+        return await self.read(work)
+
+    async def remember_epochs(self, lane: Lane, known: int, ready: int) -> None:
+        def work(cursor: Cursor) -> None:
+            cursor.execute("INSERT OR REPLACE INTO setting VALUES (?, ?)", (f"epochs {lane}", f"{known} {ready}"))
+
+        await self.write(work)
+
     async def close(self) -> None:
         while self._flushing is not None:
             await asyncio.wait([self._flushing])
@@ -220,11 +238,18 @@ class SqliteJournal:
                     break
                 entries.append(bytes(body))
                 size, last = size + len(body), int(seq)
-            return Batch(first_seq=after + 1, digest_before=Digest(before), entries=entries, at_head=last == next_seq - 1)
+            return Batch(
+                first_seq=after + 1,
+                digest_before=Digest(before),
+                entries=entries,
+                at_head=last == next_seq - 1,
+                forgotten=base,
+                journal=self._id,
+            )
 
         return await self.read(work)
 
-    async def acknowledged(self, lane: Lane, ack_through: int, safe_through: int) -> None:
+    async def acknowledged(self, lane: Lane, ack_through: int, safe_through: int, journal: JournalId | None = None) -> None:
         """Marks only grow; entries up to `safe_through` are forgotten, the digest of the last of them is kept."""
 
         def work(cursor: Cursor) -> None:
