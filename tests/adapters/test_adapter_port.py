@@ -12,8 +12,12 @@ from intertie.agent.adapters.fake import FakeAdapter
 from intertie.agent.adapters.port import Adapter, Presence
 from intertie.agent.adapters.process import ProcessAdapter, find_cgroups
 from intertie.agent.core.attempts import Exit
-from intertie.agent.core.model import StartedRecord
-from intertie.clock import SystemClock
+from intertie.agent.core.leases import Deadline, deadline
+from intertie.agent.core.model import Moment, StartedRecord
+from intertie.clock import SystemClock, kernel_boot
+from intertie.contracts.link import Sealed
+
+CLOCK = SystemClock()
 
 
 @pytest.fixture(params=["fake", "process", "process-cgroup"])
@@ -152,3 +156,34 @@ async def test_what_is_trimmed_keeps_its_log_and_nothing_else(adapter: Adapter) 
     await adapter.trim(work.id)
     assert (await adapter.log(work.id, 0, 100)).data == b"kept\n"
     assert not adapter.result(work.id).exists()
+
+
+async def test_leased_work_ends_with_its_lease_and_a_renewal_moves_it(adapter: Adapter) -> None:
+    work = attempt("sleep 60\n", lease_s=60)
+    await adapter.prepare(work, None)
+    assert adapter.self_stop and await adapter.deadline(work.id) is None
+    first, second = lease(60), lease(0.4)
+    await adapter.renew(work.id, first)
+    assert await adapter.deadline(work.id) == first
+    assert isinstance(await adapter.start(work), StartedRecord)
+    await adapter.renew(work.id, second)
+    assert (await adapter.ended(work)).stopped_for == "lease_ended"
+
+
+def lease(seconds: float) -> Deadline:
+    """So long from now."""
+    return deadline(seconds, CLOCK.boot_s(), Moment(CLOCK.now(), CLOCK.boot_s(), kernel_boot()))
+
+
+async def test_what_was_prepared_is_found_until_it_is_trimmed_or_fenced(adapter: Adapter) -> None:
+    """BR-056: the site's own record of what it ran outlives its books."""
+    kept, fenced = attempt("exit 0\n", offer=Sealed(payload="{}", signer="s", signature="-")), attempt("exit 0\n")
+    for work in (kept, fenced):
+        await adapter.prepare(work, None)
+    assert await adapter.fence(fenced.id)
+    assert await adapter.found() == [kept]
+    await adapter.start(kept)
+    await adapter.ended(kept)
+    assert await adapter.found() == [kept]
+    await adapter.trim(kept.id)
+    assert await adapter.found() == []

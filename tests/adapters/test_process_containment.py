@@ -23,6 +23,7 @@ from intertie.agent import procs, supervisor
 from intertie.agent.adapters.port import Presence
 from intertie.agent.adapters.process import ProcessAdapter, find_cgroups
 from intertie.agent.core.attempts import Exit, verdict
+from intertie.agent.core.leases import Deadline
 from intertie.agent.core.model import Attempt, StartedRecord
 from intertie.clock import kernel_boot
 from intertie.contracts.job import Cause
@@ -166,6 +167,81 @@ async def test_a_lease_that_ended_stops_the_job_without_an_agent(plain: ProcessA
     end = await plain.ended(work)
     assert end.stopped_for == "lease_ended"
     assert verdict(end, work).cause is Cause.PLATFORM
+
+
+def lease(seconds: float, *, said_ago_s: float = 0.0) -> Deadline:
+    """So long from now, said a while ago."""
+    boot_s, utc = supervisor.boot_ns() / 1e9, supervisor.now()["utc_ns"] / 1e9
+    return Deadline(
+        boot_id=kernel_boot(), boot_s=boot_s + seconds, utc=utc + seconds, said_boot_s=boot_s - said_ago_s, said_utc=utc - said_ago_s
+    )
+
+
+async def held_still(machine: ProcessAdapter, work: Attempt) -> procs.Identity:
+    """Its supervisor, stopped once it has read its lease and waits."""
+    who = machine._supervisor(work.id)
+    assert who is not None
+    await until(lambda: Path(f"/proc/{who.pid}/wchan").read_text(encoding="ascii") in ("do_sigtimedwait", "0"), "it waits")
+    assert procs.send(who, signal.SIGSTOP)
+    await until(lambda: b" T " in Path(f"/proc/{who.pid}/stat").read_bytes(), "it is stopped")
+    return who
+
+
+async def test_a_lease_that_passed_is_final_although_nobody_looked_and_it_was_renewed_then(plain: ProcessAdapter) -> None:
+    work = attempt("sleep 60\n", lease_s=60)
+    await plain.prepare(work, None)
+    first = lease(1.0)
+    await plain.renew(work.id, first)
+    await plain.start(work)
+    who = await held_still(plain, work)
+    await until(lambda: supervisor.boot_ns() / 1e9 > first.boot_s, "it has passed")
+    await plain.renew(work.id, lease(60))
+    procs.send(who, signal.SIGCONT)
+    assert (await plain.ended(work)).stopped_for == "lease_ended"
+
+
+async def test_a_lease_that_was_renewed_in_time_holds_although_nobody_looked(plain: ProcessAdapter) -> None:
+    work = attempt("until [ -e go ]; do sleep 0.05; done\n", lease_s=60)
+    await plain.prepare(work, None)
+    first = lease(5)  # Long enough for a loaded machine to come to the next lines.
+    await plain.renew(work.id, first)
+    await plain.start(work)
+    who = await held_still(plain, work)
+    await plain.renew(work.id, lease(60, said_ago_s=1))
+    await until(lambda: supervisor.boot_ns() / 1e9 > first.boot_s, "the first one has passed")
+    procs.send(who, signal.SIGCONT)
+    (plain.home(work.id) / "work" / "go").touch()
+    end = await plain.ended(work)
+    assert (end.code, end.stopped_for) == (0, None)
+
+
+SPOILT = [
+    ("is not there", None),
+    ("is no JSON", b"{"),
+    ("is no record", b"[]"),
+    ("holds no numbers", b'{"boot_id": "x", "boot_s": "soon", "utc": null}'),
+]
+
+
+@pytest.mark.parametrize(("what", "data"), SPOILT, ids=[row[0] for row in SPOILT])
+async def test_leased_work_whose_lease_cannot_be_read_has_none_left(plain: ProcessAdapter, what: str, data: bytes | None) -> None:
+    work = attempt("sleep 60\n", lease_s=60)
+    await plain.prepare(work, None)
+    if data is not None:
+        (plain.home(work.id) / "deadline.json").write_bytes(data)
+    await plain.start(work)
+    assert (await plain.ended(work)).stopped_for == "lease_ended"
+
+
+async def test_a_lease_that_becomes_unreadable_ends_when_it_said(plain: ProcessAdapter) -> None:
+    work = attempt("sleep 60\n", lease_s=60)
+    await plain.prepare(work, None)
+    until_then = lease(1.5)
+    await plain.renew(work.id, until_then)
+    await plain.start(work)
+    (plain.home(work.id) / "deadline.json").write_bytes(b"{")
+    end = await plain.ended(work)
+    assert end.stopped_for == "lease_ended" and supervisor.boot_ns() / 1e9 >= until_then.boot_s
 
 
 async def test_an_agent_killed_and_started_again_adopts_the_run_and_keeps_its_exit_code(short_folder: Path) -> None:

@@ -4,29 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import TypeVar
 
-import msgspec
 import pytest
+from tests.edges.agent_world import Scheduler, Site, a_pair, new_site, place, retried, running_keeper, until
 from tests.edges.conftest import RunningHub, new_hub
-from tests.edges.lane_world import Service, kept
-from tests.fakes.agents import GUEST, offer, pool
-from tests.fakes.sites import settings
 
-from intertie.agent.config import Folder, write_whole
-from intertie.bus.nats import NatsBus
 from intertie.bus.port import Message
-from intertie.clock import SystemClock
 from intertie.contracts.base import decode, encode
-from intertie.contracts.identity import Joined
 from intertie.contracts.link import (
     Answer,
     Ask,
@@ -35,12 +24,7 @@ from intertie.contracts.link import (
     Claimed,
     Ended,
     EntryBase,
-    Go,
-    Instruction,
     LogChunk,
-    Offer,
-    OfferBody,
-    SchedulerEntry,
     SiteStatus,
     Started,
     answer_subject,
@@ -49,161 +33,16 @@ from intertie.contracts.link import (
 )
 from intertie.contracts.telemetry import decode_sample, telemetry_subject
 from intertie.embedded.hub import running_hub_bus
-from intertie.ids import AttemptId, InstructionId, SiteName, TenantName, mint
-from intertie.lane.keeper import Settings
+from intertie.ids import SiteName
 from intertie.lane.memory import MemoryLaneTables
-from intertie.lane.tables import LaneEntry
-from intertie.link.journal import InstructionMark
 from intertie.store import MemoryStore
-from intertie.trust import nats_jwt
 from intertie.trust.keys import Key
-from intertie.trust.login import FileLogin
-from intertie.trust.seal import seal
-
-E = TypeVar("E", bound=EntryBase)
-CLOCK = SystemClock()
-
-
-class Scheduler(Service):
-    """A keeper that places what it is told to: offers, and the go once the claim is on its disk."""
-
-    key: Key
-    offers: dict[AttemptId, OfferBody]
-    entries: list[EntryBase]
-    number: int
-
-    def __init__(self, tables: MemoryLaneTables, store: MemoryStore, key: Key) -> None:
-        super().__init__(tables, store)
-        self.key, self.offers, self.entries, self.number = key, {}, [], 0
-        self._said: dict[str, Instruction] = {}
-
-    async def interpret(self, entry: LaneEntry) -> None:
-        found: EntryBase = decode(entry.raw, SchedulerEntry)  # type: ignore[arg-type]  # a union
-        async with self.store.transaction() as tx:
-            await self.tables.mark_interpreted(tx, entry)
-        self.entries.append(found)
-
-    def of(self, kind: type[E]) -> list[E]:
-        return [entry for entry in self.entries if isinstance(entry, kind)]
-
-    def _once(self, name: str, make: Callable[[dict[str, object]], Instruction]) -> Instruction:
-        if name not in self._said:
-            self.number += 1
-            self._said[name] = make({"id": InstructionId(mint("ins")), "number": self.number, "epoch": 1})
-        return self._said[name]
-
-    async def instructions(self, site: SiteName, mark: InstructionMark) -> Sequence[Instruction]:
-        told: list[Instruction] = []
-        claimed = {entry.attempt for entry in self.of(Claimed)}
-        started = {entry.attempt for entry in self.of(Started)}
-        for attempt, body in self.offers.items():
-            if attempt not in claimed:
-                sealed = seal(self.key, encode(body), "scheduler")
-                told.append(self._once(f"offer {attempt}", lambda f, a=attempt, s=sealed: Offer(**f, attempt=a, sealed=s)))  # type: ignore[misc]
-            elif attempt not in started:
-                go = self._once(
-                    f"go {attempt}",
-                    lambda f, b=body: Go(**f, attempt=b.attempt, job=b.job, generation=b.generation),  # type: ignore[misc]
-                )
-                told.append(go)
-        return told
-
-    async def settings_for(self, site: SiteName, revision: int) -> Settings | None:
-        if revision >= 1:
-            return None
-        revised = msgspec.structs.replace(settings("acme"), site=site)
-        return Settings(revision=1, sealed=seal(self.key, encode(revised), "scheduler"))
-
-
-@dataclass
-class Site:
-    """An agent's folder and its process."""
-
-    name: SiteName
-    folder: Folder
-    process: subprocess.Popen[bytes] | None = None
-    logs: Path = field(default_factory=Path)
-
-    def start(self) -> None:
-        env = {"PATH": os.environ["PATH"], "INTERTIE_BEAT_S": "0.1"}
-        with self.logs.open("ab") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "intertie.agent", "run", "--data", str(self.folder.root)], env=env, stdout=log, stderr=log, cwd="/"
-            )
-
-    def end(self, number: signal.Signals) -> int:
-        assert self.process is not None
-        self.process.send_signal(number)
-        code = self.process.wait(20)
-        self.process = None
-        return code
-
-    def local(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "intertie.cli", "local", "--data", str(self.folder.root), *arguments]
-        return subprocess.run(
-            command, env={"PATH": os.environ["PATH"]}, cwd="/tmp", capture_output=True, text=True, timeout=60, check=False
-        )
-
-
-async def new_site(hub: RunningHub, name: SiteName, folder: Path, scheduler: Key) -> Site:
-    """What join leaves behind, with the account pushed as identity does."""
-    made = Folder(folder)
-    await asyncio.to_thread(made.make)
-    site_key, signing, account = Key.new("U"), Key.new("A"), Key.new("A")
-    site_key.write(made.site_key)
-    signing.write(made.signing_key)
-    jwt = nats_jwt.site_account(hub.key("operator"), name, account.public, hub.key("hub").public, [signing.public], CLOCK.now())
-    system = await hub.connect("system")
-    try:
-        await system.request("$SYS.REQ.CLAIMS.UPDATE", jwt.encode(), timeout=5)
-    finally:
-        await system.close()
-    joined = Joined(
-        site=name,
-        account=account.public,
-        bus_urls=[hub.layout.bus_url],
-        gateway_url="http://127.0.0.1:9",
-        service_keys={"scheduler": scheduler.public},
-        owner_tenant=TenantName("acme"),
-    )
-    write_whole(made.site, joined)
-    write_whole(made.pools, [pool(4).profile])
-    return Site(name, made, logs=folder / "agent.log")
-
-
-async def until(holds: Callable[[], object], what: str, limit_s: float = 30.0) -> None:
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + limit_s
-    while not holds():
-        assert loop.time() < deadline, f"never: {what}"
-        await asyncio.sleep(0.05)
-
-
-@asynccontextmanager
-async def running_keeper(hub: RunningHub, service: Scheduler) -> AsyncIterator[NatsBus]:
-    bus = await NatsBus.connect(hub.layout.bus_url, name="scheduler", credentials=FileLogin(hub.layout.creds_file("scheduler")))
-    try:
-        async with kept(bus, service, settings=service.settings_for):
-            yield bus
-    finally:
-        await bus.close()
 
 
 @pytest.fixture
 async def pair(operator_hub: RunningHub, short_folder: Path, unique: str) -> AsyncIterator[tuple[Site, Scheduler]]:
-    key = Key.new("U")
-    store = MemoryStore("scheduler")
-    scheduler = Scheduler(MemoryLaneTables(store), store, key)
-    site = await new_site(operator_hub, SiteName(f"lab-{unique}"), short_folder, key)
-    yield site, scheduler
-    if site.process is not None:
-        await asyncio.to_thread(site.end, signal.SIGKILL)
-
-
-def place(site: Site, scheduler: Scheduler, script: str, **more: str) -> OfferBody:
-    body = offer(script=script, site=site.name, account=GUEST, **more)  # type: ignore[arg-type]
-    scheduler.offers[body.attempt] = body
-    return body
+    async with a_pair(operator_hub, short_folder, unique) as both:
+        yield both
 
 
 async def test_an_offer_becomes_a_claim_a_go_a_run_and_an_end(operator_hub: RunningHub, pair: tuple[Site, Scheduler]) -> None:
@@ -299,17 +138,6 @@ async def test_with_hub_and_bus_gone_the_site_works_on_and_tells_it_all_afterwar
     finally:
         if site is not None and site.process is not None:
             await asyncio.to_thread(site.end, signal.SIGKILL)
-
-
-def retried(site: Site, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """A socket left by the killed agent is there before the new one listens."""
-    done = site.local(*arguments)
-    for _ in range(40):
-        if done.returncode != 5:
-            break
-        done = site.local(*arguments)
-    assert done.returncode == 0, done.stderr
-    return done
 
 
 async def test_a_second_agent_in_one_folder_is_refused(operator_hub: RunningHub, pair: tuple[Site, Scheduler]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 
 import msgspec
 
@@ -88,6 +89,8 @@ def offer(
     start_within_s: int = 30,
     start_by_s: int = 600,
     env: dict[str, str] | None = None,
+    lease_s: int = 0,
+    after: Sequence[AttemptId] = (),
 ) -> OfferBody:
     job_id, attempt_id = JobId(job or mint("job")), AttemptId(attempt or mint("att"))
     told = Attribution(
@@ -114,5 +117,7 @@ def offer(
         devices=[DeviceId(device) for device in devices],
         start_within_s=start_within_s,
         start_by_s=start_by_s,
+        lease_s=lease_s,
+        after=list(after),
         attribution=Sealed(payload=msgspec.json.encode(told).decode(), signer="scheduler", signature="-"),
     )

@@ -14,12 +14,13 @@ from tests.fakes.agents import GUEST, pool
 from intertie.agent.adapters.port import Adapter
 from intertie.agent.adapters.process import ProcessAdapter
 from intertie.agent.core.devices import Pool
+from intertie.agent.core.rules import Rules
 from intertie.agent.journal import SqliteJournal
 from intertie.agent.site import Site
 from intertie.clock import Clock, SystemClock, kernel_boot
 from intertie.contracts.base import decode, encode
 from intertie.contracts.identity import Joined
-from intertie.contracts.job import ResultRef, WorkRef
+from intertie.contracts.job import Cause, ResultRef, WorkRef
 from intertie.contracts.link import (
     AccountMapping,
     EntryBase,
@@ -37,7 +38,7 @@ from intertie.contracts.link import (
     Withdraw,
 )
 from intertie.errors import Refused, Unavailable
-from intertie.ids import Digest, InstructionId, SiteName, TenantName, digest, mint
+from intertie.ids import Digest, InstructionId, JournalId, SiteName, TenantName, digest, mint
 from intertie.trust.keys import Key
 from intertie.trust.seal import seal
 
@@ -91,11 +92,12 @@ class World:
     def offered(self, body: OfferBody, key: Key | None = None) -> Offer:
         return Offer(**self._next(), attempt=body.attempt, sealed=seal(key or self.scheduler, encode(body), "scheduler"))  # type: ignore[arg-type]
 
-    def go(self, body: OfferBody) -> Go:
-        return Go(**self._next(), attempt=body.attempt, job=body.job, generation=body.generation)  # type: ignore[arg-type]
+    def go(self, body: OfferBody, journal: JournalId | None = None) -> Go:
+        return Go(**self._next(), attempt=body.attempt, job=body.job, generation=body.generation, journal=journal)  # type: ignore[arg-type]
 
-    def stop(self, body: OfferBody, reason: str = "cancelled") -> Stop:
-        return Stop(**self._next(), attempt=body.attempt, job=body.job, generation=body.generation, reason=reason, grace_s=1)  # type: ignore[arg-type]
+    def stop(self, body: OfferBody, reason: str = "cancelled", cause: Cause = Cause.CANCELLED) -> Stop:
+        named = {"attempt": body.attempt, "job": body.job, "generation": body.generation}
+        return Stop(**self._next(), **named, reason=reason, grace_s=1, cause=cause)  # type: ignore[arg-type]
 
     def withdraw(self, body: OfferBody) -> Withdraw:
         return Withdraw(**self._next(), attempt=body.attempt, job=body.job, generation=body.generation)  # type: ignore[arg-type]
@@ -149,6 +151,7 @@ async def a_site(
     gateway: MemoryGateway | None = None,
     scheduler: Key | None = None,
     boot: str | None = None,
+    rules: Rules | None = None,
 ) -> AsyncIterator[World]:
     """A site in `folder`; entering again with the same folder is a restart of the agent."""
     key, owner = scheduler or Key.new("U"), Key.new("U")
@@ -174,6 +177,7 @@ async def a_site(
         pools=pools if pools is not None else [pool()],
         packs=packs,
         boot=boot or kernel_boot(),
+        rules=rules,
     )
     await site.recover()
     if site.settings.revision == 0:
