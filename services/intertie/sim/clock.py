@@ -6,6 +6,8 @@ from __future__ import annotations
 import asyncio
 from datetime import UTC, datetime, timedelta
 
+from intertie.agent.core.model import Moment
+
 START = datetime(2026, 12, 1, 9, 0, tzinfo=UTC)
 # How long ago it was switched on when a run begins, and what a boot takes.
 UP_S, BOOT_S = 1_000.0, 5.0
@@ -36,6 +38,13 @@ class HostClock:
         self._read_at = self._loop.time()
 
     # --- read ---
+
+    @property
+    def kernel_boot(self) -> str:
+        return f"boot-{self.boots}"
+
+    def moment(self) -> Moment:
+        return Moment(self.now(), self.boot_s(), self.kernel_boot)
 
     def now(self) -> datetime:
         return START + timedelta(seconds=self._wall_s + self._passed_s())

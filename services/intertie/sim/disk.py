@@ -96,7 +96,7 @@ class Networked(MemoryStore):
     async def leading(self, role: str) -> AsyncIterator[Leader]:
         """As a session lock of PostgreSQL: it dies with its connection, and the leader need not know of it."""
         party = PARTY.get()
-        while (holder := self._held.get(role)) is not None and not holder.dead:
+        while (holder := self._held.get(role)) is not None and not holder.dead:  # noqa: ASYNC110  # as whoever waits for a session lock
             await asyncio.sleep(TRY_S)
         party.must_live()
         self.answer()

@@ -9,6 +9,7 @@ from intertie.sim.bus import Link
 from intertie.sim.scenario import Fault
 
 if TYPE_CHECKING:
+    from intertie.sim.native import NativeScheduler
     from intertie.sim.world import World
 
 # A doom strikes one of so many commits from its beginning on: most of them are beats, the interesting ones come in short rows.
@@ -180,6 +181,42 @@ def _hub_gone(world: World, fault: Fault) -> None:
         world.kill(name, back_in=fault.lasts)
 
 
+def _queue(do: Callable[[NativeScheduler, Fault], None]) -> Do:
+    """To a site's own scheduler, if it has one."""
+
+    def strike(world: World, fault: Fault) -> None:
+        if (queue := world.hosts[fault.who].native) is not None:
+            do(queue, fault)
+
+    return strike
+
+
+def _held(by: int) -> Do:
+    def do(queue: NativeScheduler, fault: Fault) -> None:
+        queue.held += by
+
+    return _queue(do)
+
+
+def _unheard(by: int) -> Do:
+    def do(queue: NativeScheduler, fault: Fault) -> None:
+        queue.deaf += by
+
+    return _queue(do)
+
+
+def _doubled_start(queue: NativeScheduler, fault: Fault) -> None:
+    live = [one for one in queue.machine.live() if queue.find(one.run.attempt.id)]
+    if live:
+        queue.start_twice(live[int(fault.size * len(live))].run.attempt.id)
+
+
+def _remembers(queue: NativeScheduler, fault: Fault) -> None:
+    """Half of the controllers that lost their state get it back."""
+    if fault.size < 0.5:
+        queue.remember()
+
+
 def _nothing(world: World, fault: Fault) -> None:
     """It ends by itself, or what began it has planned its end."""
 
@@ -211,6 +248,11 @@ FAULTS: Mapping[str, tuple[Do, Do]] = {
     "hollow": (_hollow(1), _hollow(-1)),
     "office": (_office, _nothing),
     "hub_gone": (_hub_gone, _nothing),
+    "queue_held": (_held(1), _held(-1)),
+    "queue_deaf": (_unheard(1), _unheard(-1)),
+    "queue_forgets": (_queue(lambda queue, _: queue.forget()), _queue(_remembers)),
+    "queue_node": (_queue(lambda queue, fault: queue.fail_node(fault.size)), _nothing),
+    "queue_doubles": (_queue(_doubled_start), _nothing),
 }
 
 

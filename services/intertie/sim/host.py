@@ -14,19 +14,20 @@ from intertie.agent.site import Site
 from intertie.agent.transfer import Transfer
 from intertie.bus.memory import site_account
 from intertie.contracts.identity import Joined
-from intertie.contracts.link import Instruction, Lane, Sealed
+from intertie.contracts.link import Instruction, Lane, LaneState, Sealed
 from intertie.contracts.site import Device, DeviceKind, Lendable, PoolProfile, TaskType
 from intertie.contracts.telemetry import DeviceSample, NodeSample, encode_sample, local_telemetry_subject
 from intertie.errors import IntertieError
 from intertie.ids import DeviceId, JournalId, PoolName, SessionId, SiteName, TenantName, mint
 from intertie.lane.site import SiteLane, listen_for_nudges
-from intertie.link.site import Exchange, pace_of
+from intertie.link.site import Exchange, Trouble, pace_of
 from intertie.observe import log
 from intertie.sim.bus import Link, SimBroker, SimBus
 from intertie.sim.clock import HostClock
 from intertie.sim.disk import Moments, SimJournal
 from intertie.sim.loop import Party
 from intertie.sim.machine import Machine, SimAdapter
+from intertie.sim.native import NativeAdapter, NativeScheduler
 from intertie.trust.keys import Key
 
 LOG = log.get("sim.host")
@@ -53,8 +54,12 @@ def pool_of(slots: int) -> Pool:
 class Host:
     """One site's machine. `boot_agent` starts an agent on it, as often as one died."""
 
-    def __init__(self, name: str, slots: int, clock: HostClock, key: Key, machine: Machine, rng: Random, scale: float) -> None:
+    def __init__(
+        self, name: str, slots: int, clock: HostClock, key: Key, machine: Machine, rng: Random, scale: float, *, queue: bool
+    ) -> None:
+        """`queue`: its work goes through a scheduler of its own."""
         self.site = SiteName(name)
+        self.native = NativeScheduler(machine) if queue else None
         self.pool = pool_of(slots)
         self.clock, self.key, self.machine, self.rng, self.scale = clock, key, machine, rng, scale
         self.link = Link()
@@ -66,7 +71,17 @@ class Host:
 
     @property
     def boot(self) -> str:
-        return f"boot-{self.clock.boots}"
+        return self.clock.kernel_boot
+
+    # --- its disk ---
+
+    def image(self) -> bytes:
+        """The journal's file as it is on disk at this moment."""
+        return self.database.serialize()
+
+    def restore(self, image: bytes) -> None:
+        """The file as it was; the job folders and what runs are as they are."""
+        self.database.deserialize(image)
 
     def boot_agent(self, broker: SimBroker, joined: Joined, transfer: Transfer, moments: Moments, packs: Path) -> Agent:
         self.booted += 1
@@ -90,7 +105,7 @@ class Agent:
             joined=joined,
             key=host.key,
             journal=self.journal,
-            adapter=SimAdapter(host.machine, moments),
+            adapter=SimAdapter(host.machine, moments) if host.native is None else NativeAdapter(host.native, host.machine, moments),
             clock=host.clock,
             transfer=transfer,
             pools=[host.pool],
@@ -98,6 +113,7 @@ class Agent:
             boot=host.boot,
         )
         self.site.islanded = lambda: self.silent
+        self.site.may_start = self._rules_here
         self.site.offset = self._offset
         self.site.wake = self._wake
 
@@ -139,6 +155,7 @@ class Agent:
             session=session,
             on_instructions=self._instructed if scheduler else None,
             on_settings=self._settings if scheduler else None,
+            on_answer=self._answered if scheduler else None,
             running=self.site.running if scheduler else tuple,
             settings_revision=lambda: self.site.settings.revision if scheduler else 0,
             pace=pace_of(lane, self.site.settings.lane_beat_s),
@@ -148,6 +165,15 @@ class Agent:
 
     async def _instructed(self, instructions: Sequence[Instruction], exchange: Exchange) -> None:
         await self.site.take(instructions, sent_boot_s=exchange.sent_boot_s, acknowledged=exchange.acknowledged)
+
+    async def _answered(self, exchange: Exchange) -> None:
+        if exchange.synced.state is LaneState.OK:
+            await self.site.answered(exchange.synced.lease_s, exchange.sent_boot_s)
+
+    def _rules_here(self) -> bool:
+        """No other session of this site took over, as far as the scheduler's lane heard."""
+        lane = self.lanes.get(Lane.SCHEDULER)
+        return lane is None or lane.trouble not in (Trouble.SUPERSEDED, Trouble.CONTESTED)
 
     async def _settings(self, sealed: Sealed, revision: int) -> None:
         await self.site.apply(sealed, revision)

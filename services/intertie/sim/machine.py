@@ -16,10 +16,10 @@ from random import Random
 from intertie.agent.adapters.fake import Disk, FakeAdapter, Run
 from intertie.agent.adapters.port import Chunk, Presence
 from intertie.agent.core.attempts import Exit
-from intertie.agent.core.leases import Deadline
+from intertie.agent.core.leases import Deadline, follows, is_over
 from intertie.agent.core.model import Attempt, StartedRecord
-from intertie.clock import Clock
 from intertie.ids import AttemptId
+from intertie.sim.clock import HostClock
 from intertie.sim.disk import Moments
 from intertie.sim.loop import Party
 
@@ -48,6 +48,8 @@ class Process:
     signal: int | None = None
     alive_s: float = 0.0
     """The supervisor's last sign of life, CLOCK_BOOTTIME."""
+    lease: Deadline | None = None
+    """As its supervisor read it last."""
 
     @property
     def live(self) -> bool:
@@ -57,7 +59,7 @@ class Process:
 class Machine:
     """A site's hardware, and the party to which its processes belong. `began` is told of every start."""
 
-    def __init__(self, name: str, folder: Path, clock: Clock, rng: Random, began: Callable[[Machine, Process], None]) -> None:
+    def __init__(self, name: str, folder: Path, clock: HostClock, rng: Random, began: Callable[[Machine, Process], None]) -> None:
         self.name, self.clock, self.rng, self.began = name, clock, rng, began
         self.disk = Disk(folder=folder)
         self.party = Party(f"machine-{name}")
@@ -183,11 +185,8 @@ class SimAdapter(FakeAdapter):
             return "asked"
         if now_s - process.began_s >= run.attempt.spec.wall_s:
             return "wall_limit"
-        until = run.deadline
-        if until is not None and (run.lease_over or now_s >= until.boot_s or self.clock.now().timestamp() >= until.utc):
-            run.lease_over = True
-            return "lease_ended"
-        return ""
+        process.lease = follows(process.lease, run.deadline)
+        return "lease_ended" if process.lease is not None and is_over(process.lease, self.machine.clock.moment()) else ""
 
     async def _end(self, process: Process, grace_s: float) -> None:
         """TERM, which most jobs heed at once; then the grace, then KILL."""

@@ -17,6 +17,8 @@ ENDLESS_S = 20_000.0
 MOST_FAULTS = 9
 # Share of runs in which two copies of the scheduler live.
 TWO_SCHEDULERS = 0.35
+# Share of sites whose work goes through a scheduler of their own.
+QUEUES = 0.2
 
 
 class Work(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,10 +54,11 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Scenario(msgspec.Struct, frozen=True, kw_only=True):
-    """`sites`: slots of each. `schedulers`: copies of that service."""
+    """`sites`: slots of each. `queues`: numbers of those that have a scheduler of their own. `schedulers`: copies of our service of that name."""
 
     seed: int
     sites: list[int]
+    queues: list[int] = []
     schedulers: int = 1
     work: list[Work] = []
     local: list[LocalWork] = []
@@ -72,6 +75,7 @@ def draw(seed: int, only: Sequence[str] = ()) -> Scenario:
     rng = Random(f"scenario {seed}")
     sites = [rng.randint(1, 4) for _ in range(rng.choice((1, 2, 2, 3)))]
     names = [f"site-{n}" for n in range(len(sites))]
+    queues = [n for n in range(len(sites)) if rng.random() < QUEUES or any(kind.startswith("queue_") for kind in only)]
     schedulers = 2 if rng.random() < TWO_SCHEDULERS else 1
     work = [_work(rng, max(sites)) for _ in range(rng.randint(3, 8))]
     local = [
@@ -85,8 +89,9 @@ def draw(seed: int, only: Sequence[str] = ()) -> Scenario:
     ]
     hub = ["metering", *(f"scheduler-{n}" for n in range(schedulers))]
     many = MOST_FAULTS if only else rng.randint(0, MOST_FAULTS)
-    faults = sorted((_fault(rng, names, hub, only) for _ in range(many)), key=lambda fault: fault.at)
-    return Scenario(seed=seed, sites=sites, schedulers=schedulers, work=work, local=local, faults=faults)
+    queued = [names[n] for n in queues]
+    faults = sorted((_fault(rng, names, queued, hub, only) for _ in range(many)), key=lambda fault: fault.at)
+    return Scenario(seed=seed, sites=sites, queues=queues, schedulers=schedulers, work=work, local=local, faults=faults)
 
 
 def _work(rng: Random, largest: int) -> Work:
@@ -106,13 +111,19 @@ def _work(rng: Random, largest: int) -> Work:
     )
 
 
-def _fault(rng: Random, sites: list[str], hub: list[str], only: Sequence[str]) -> Fault:
+def _fault(rng: Random, sites: list[str], queues: list[str], hub: list[str], only: Sequence[str]) -> Fault:
     at = rng.uniform(2, STORM_S * 0.8)
-    kinds = list(only) or list(_SHARES)
+    kinds = list(only) or [kind for kind, (_, whom) in _SHARES.items() if whom != "queue" or queues]
     what = rng.choices(kinds, weights=[_SHARES[kind][0] for kind in kinds])[0]
-    who = rng.choice(
-        {"site": sites, "hub": hub, "any": [*sites, *sites, *hub], "all": ["all"], "clock": [*sites, *hub, "hub"]}[_SHARES[what][1]]
-    )
+    whom = {
+        "site": sites,
+        "queue": queues or sites,
+        "hub": hub,
+        "any": [*sites, *sites, *hub],
+        "all": ["all"],
+        "clock": [*sites, *hub, "hub"],
+    }
+    who = rng.choice(whom[_SHARES[what][1]])
     lasts = rng.choice((rng.uniform(0.5, 5), rng.uniform(5, 60), rng.uniform(30, 120)))
     if what in ("cut", "crash") and rng.random() < 0.03:
         lasts = rng.uniform(600, LONG_S)
@@ -151,5 +162,10 @@ _SHARES: dict[str, tuple[int, str]] = {
     "hollow": (2, "all"),
     "office": (2, "hub"),
     "hub_gone": (1, "all"),
+    "queue_held": (3, "queue"),
+    "queue_forgets": (3, "queue"),
+    "queue_deaf": (3, "queue"),
+    "queue_node": (3, "queue"),
+    "queue_doubles": (3, "queue"),
 }
 """How often each is drawn among a hundred or so, and whom it may strike."""

@@ -82,7 +82,7 @@ class Outcome:
 
 
 @dataclass
-class Process:
+class Service:
     """A hub process that is started again when it is gone."""
 
     work: Callable[[SimBus], Coroutine[Any, Any, None]]
@@ -118,7 +118,7 @@ class World:
         self.scheduler_disk = SchedulerDisk(self.moments, self.hub_clock)
         self.metering_disk = MeteringDisk(self.moments, self.hub_clock)
         self.hosts = {name: self._host(name, slots) for name, slots in zip(self._names(), self.scenario.sites, strict=True)}
-        self.services: dict[str, Process] = {}
+        self.services: dict[str, Service] = {}
         self.restarts: dict[str, float] = {}
         self.fate = Party("fate")
 
@@ -129,7 +129,8 @@ class World:
         rng = Random(f"host {name} {self.scenario.seed}")
         clock = HostClock(self.loop, offset_s=rng.uniform(-5, 5), rate=1 + rng.uniform(-5e-4, 5e-4))
         machine = Machine(name, self.folder, clock, rng, self._began)
-        host = Host(name, slots, clock, Key("U", rng.randbytes(32)), machine, rng, SCALE)
+        queue = int(name.rpartition("-")[2]) in self.scenario.queues
+        host = Host(name, slots, clock, Key("U", rng.randbytes(32)), machine, rng, SCALE, queue=queue)
         self.links[name] = host.link
         return host
 
@@ -169,7 +170,7 @@ class World:
 
     def serve(self, name: str, work: Callable[[SimBus], Coroutine[Any, Any, None]]) -> None:
         self.links.setdefault(name, Link())
-        self.services[name] = Process(work, Party(name))
+        self.services[name] = Service(work, Party(name))
         self._start_service(name)
 
     def _start_service(self, name: str) -> None:
