@@ -12,6 +12,7 @@ from intertie.bus.port import Bus, Message, Subscription
 from intertie.clock import Clock
 from intertie.contracts import endpoints
 from intertie.contracts.base import PREFIX, Empty, EventMeta
+from intertie.contracts.drill import DrillChanged
 from intertie.contracts.identity import MappingsChanged, SiteKeyChanged
 from intertie.contracts.site import PoolChanged, SiteChanged, SitesQuery
 from intertie.contracts.telemetry import decode_sample
@@ -23,10 +24,12 @@ from intertie.scheduler.core.given import Fact
 from intertie.scheduler.core.hearing import Hearing
 from intertie.scheduler.core.sight import Sight
 from intertie.scheduler.core.world import (
+    DRILL,
     MAPPINGS,
     POOL,
     World,
     allowance_fact,
+    drill_fact,
     mappings_fact,
     pool_fact,
     site_fact,
@@ -110,6 +113,7 @@ class Knowledge:
         return {
             SiteChanged: lambda event, meta: self._learn([site_fact(event.record, meta.time)], meta),
             PoolChanged: lambda event, meta: self._learn([pool_fact(event.record, meta.time)], meta),
+            DrillChanged: lambda event, meta: self._learn([drill_fact(event.record, meta.time)], meta),
             MappingsChanged: lambda event, meta: self._learn([mappings_fact(event, meta.time)], meta),
             SiteKeyChanged: lambda event, meta: self._learn([site_key_fact(event, meta.time)], meta),
             SpecAgreed: lambda event, meta: self._learn([spec_fact(event, meta.time)], meta),
@@ -142,7 +146,7 @@ class Knowledge:
 
     async def _tell(self, newer: Sequence[Fact]) -> None:
         if newer:
-            await self._changed(sorted({SiteName(f.entity.split("/")[0]) for f in newer if f.noun in (MAPPINGS, POOL)}))
+            await self._changed(sorted({SiteName(f.entity.split("/")[0]) for f in newer if f.noun in (MAPPINGS, POOL, DRILL)}))
 
     # --- telemetry -------------------------------------------------------------------------------------------------------------------------------
 

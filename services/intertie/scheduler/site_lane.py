@@ -178,6 +178,7 @@ class SiteLane:
             cordoned_pools=cordoned,
             telemetry_beat_s=TELEMETRY_BEAT_S * self._scale,
             lane_beat_s=LANE_BEAT_S * self._scale,
+            drill=world.drill(site),
         )
         content = digest(encode(settings))
         held = self._revisions.get(site)
@@ -193,5 +194,6 @@ class SiteLane:
             cordoned_pools=settings.cordoned_pools,
             telemetry_beat_s=settings.telemetry_beat_s,
             lane_beat_s=settings.lane_beat_s,
+            drill=settings.drill,
         )
         return Settings(held[1], seal(self._key, encode(numbered), SIGNER))

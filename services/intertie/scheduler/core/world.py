@@ -6,13 +6,14 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from intertie.contracts.base import Contract, decode, encode
+from intertie.contracts.drill import DrillRecord, DrillState
 from intertie.contracts.identity import MappingRecord, MappingsChanged, SiteKeyChanged, SiteKeyRecord
 from intertie.contracts.site import Freshness, PoolRecord, SiteRecord
 from intertie.contracts.usage import Allowance, AllowanceChanged, MeterSpec, SpecAgreed
 from intertie.ids import PoolName, SiteName, SpecId, TenantName
 from intertie.scheduler.core.given import Fact
 
-SITE, POOL, MAPPINGS, SITE_KEY, SPEC, ALLOWANCE = "site", "pool", "mappings", "site_key", "spec", "allowance"
+SITE, POOL, MAPPINGS, SITE_KEY, SPEC, ALLOWANCE, DRILL = "site", "pool", "mappings", "site_key", "spec", "allowance", "drill"
 
 
 class _Mappings(Contract, frozen=True, kw_only=True):
@@ -32,6 +33,8 @@ class World:
     specs: dict[tuple[SpecId, int], MeterSpec] = field(default_factory=dict)
     allowances: dict[TenantName, tuple[Allowance, datetime]] = field(default_factory=dict)
     """With since when what is used counts against it."""
+    drills: dict[SiteName, DrillRecord] = field(default_factory=dict)
+    """The newest of each site."""
 
     def apply(self, fact: Fact) -> None:
         """Take one fact that the store has found to be newer."""
@@ -53,6 +56,11 @@ class World:
             case "allowance":
                 allowance = decode(fact.body, Allowance)
                 self.allowances[allowance.tenant] = (allowance, fact.at)
+            case "drill":
+                drill = decode(fact.body, DrillRecord)
+                known = self.drills.get(drill.site)
+                if known is None or known.drill == drill.drill or known.asked_at < drill.asked_at:
+                    self.drills[drill.site] = drill
             case _:
                 raise AssertionError(f"a fact of noun {fact.noun!r} was stored and nobody reads it")
 
@@ -67,6 +75,13 @@ class World:
         """When the registry last heard a site that it no longer calls fresh; None if it is fresh or not known."""
         record = self.sites.get(site)
         return record.last_heard if record is not None and record.freshness is not Freshness.FRESH else None
+
+    def drill(self, site: SiteName) -> str:
+        """`SiteSettings.drill`: what the site is to rehearse, from when; empty if nothing."""
+        drill = self.drills.get(site)
+        if drill is None or drill.consent is None or drill.state not in (DrillState.PLANNED, DrillState.CUT):
+            return ""
+        return f"{drill.drill}/{drill.seconds}/{drill.start.isoformat()}/{drill.consent.given}"
 
     def revoked(self, site: SiteName) -> bool:
         key = self.site_keys.get(site)
@@ -92,6 +107,10 @@ def site_key_fact(event: SiteKeyChanged, at: datetime) -> Fact:
 def spec_fact(event: SpecAgreed, at: datetime) -> Fact:
     """Each revision by itself: one that is agreed for next month must not hide the one in force."""
     return Fact(SPEC, f"{event.record.spec}/{event.record.revision}", event.version, encode(event.record), at)
+
+
+def drill_fact(record: DrillRecord, at: datetime) -> Fact:
+    return Fact(DRILL, f"{record.site}/{record.drill}", record.version, encode(record), at)
 
 
 def allowance_fact(event: AllowanceChanged, at: datetime) -> Fact:
