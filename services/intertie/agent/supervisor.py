@@ -264,6 +264,7 @@ class Supervisor:
             sys.stderr.write(f"records: {err}" + "\n")
             return EXIT_DISK
         self.make_cgroup()
+        self.lease_over()  # What it says first is known before the job is: a lease that passes while we are held still is not missed.
         self.start(started)
         gone = self.watch()
         if self.cgroup:
