@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine
 from dataclasses import replace
+from datetime import timedelta
 from decimal import Decimal
 from typing import Any
 
@@ -18,9 +19,10 @@ from intertie.contracts.job import AttemptRecord, Cause
 from intertie.contracts.site import DeviceKind
 from intertie.contracts.usage import AttemptSettled, Price, Segment
 from intertie.ids import AttemptId
-from intertie.metering.core.attribution import COUNTED
-from intertie.metering.core.evidence import Evidence
-from intertie.metering.core.ledger import held, is_hold, posted
+from intertie.metering.core.attribution import COUNTED, DECIDABLE
+from intertie.metering.core.evidence import Decision, Evidence
+from intertie.metering.core.ledger import EntryKind, held, is_hold, posted
+from intertie.metering.core.payer import ending
 from intertie.metering.core.reckon import change, reckon, whose
 from intertie.metering.memory import MemoryMetering
 from intertie.rating import rate
@@ -84,6 +86,37 @@ class Books(RuleBasedStateMachine):
         outcome, cause = end
         self.tell(ended(agreed_for(number), true_segments(number)[:count], outcome=outcome, cause=cause, last=3), number)
 
+    @rule(number=NUMBERS)
+    def the_scheduler_closes_it_as_lost(self, number: int) -> None:
+        self.tell(msgspec.structs.replace(agreed_for(number), state="lost", started_at=T0, ended_at=T0), number)
+
+    @rule(number=NUMBERS, end=ENDS, refined=st.booleans(), replaced=st.booleans())
+    def the_scheduler_says_how_it_ended_late_or_beside_another(
+        self, number: int, end: tuple[str, Cause | None], refined: bool, replaced: bool
+    ) -> None:
+        outcome, cause = end
+        told = ended(agreed_for(number), true_segments(number), outcome=outcome, cause=cause, last=3)
+        other = AttemptId("att-other") if replaced else None
+        self.tell(msgspec.structs.replace(told, refined=refined, replaced_by=other), number)
+
+    @rule(number=NUMBERS)
+    def a_person_releases_what_waits_for_one(self, number: int) -> None:
+        (before,) = self.run(self.store.load([agreed_for(number).attempt], sites=[SITE]))
+        decided = [
+            replace(item, decisions=(Decision(item.suspense, "ann", "looked at", T0),))
+            if item.suspense in DECIDABLE and not item.decisions
+            else item
+            for item in before.received
+        ]
+        after = reckon(replace(before, received=decided), TRUST, T0, "released")
+        self.run(self.store.save(change(before, after)))
+
+    @rule(number=NUMBERS, longer=st.sampled_from([3, 20_000]))
+    def a_second_content_of_a_segment_comes(self, number: int, longer: int) -> None:
+        first = true_segments(number)[0]
+        what = msgspec.structs.replace(first, end=first.end + timedelta(seconds=longer))
+        self.run(self.apply(what.attempt, arrived=come(what, 9)))
+
     def tell(self, told: AttemptRecord, number: int) -> None:
         self.versions[number] += 1
         told = msgspec.structs.replace(told, version=self.versions[number])
@@ -122,10 +155,17 @@ class Books(RuleBasedStateMachine):
             again = reckon(one, TRUST, T0)
             counts = [item.segment for item in one.received if not item.suspense]
             if counts and again.spec and one.record:
-                due = rate(counts, again.spec, one.record.outcome, one.record.cause, whose(one.record)).amount
+                due = rate(counts, again.spec, *ending(one.record), whose(one.record)).amount
                 assert posted(one.balances) == due
             else:
                 assert posted(one.balances) == 0
+
+    @invariant()
+    def what_was_told_before_stays_and_an_adjustment_cites_it(self) -> None:
+        for number, entry in enumerate(self.store.entries, 1):
+            assert (entry.kind is EntryKind.ADJUST) == (entry.cites > 0)
+            if entry.cites:
+                assert entry.cites < number and self.store.entries[entry.cites - 1].attempt == entry.attempt
 
     @invariant()
     def closed_attempts_hold_nothing_and_open_ones_their_estimate(self) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
 import msgspec
+from tests.conftest import PgDatabase
 from tests.core.metering_world import SITE, T0, TENANT, attribution, spec
 
 from intertie.bus.rpc import Caller
@@ -14,19 +17,34 @@ from intertie.clock import ManualClock
 from intertie.contracts.base import Empty, EventMeta, encode
 from intertie.contracts.identity import Claims, Role, SiteKeyChanged, SiteKeyRecord
 from intertie.contracts.job import AttemptChanged, AttemptRecord, JobChanged, JobState
-from intertie.contracts.link import Lane, SegmentClosed
-from intertie.contracts.usage import AgreeSpec, AttemptBook, BookQuery, LedgerCheck, MeterSpec, Segment, Statement, StatementQuery
+from intertie.contracts.link import EntryBase, JournalOpened, Lane, LostRange, PeriodClosed, SegmentClosed
+from intertie.contracts.usage import (
+    AgreeSpec,
+    AttemptBook,
+    BookQuery,
+    LedgerCheck,
+    MeterSpec,
+    PeriodCount,
+    Segment,
+    Statement,
+    StatementQuery,
+)
 from intertie.ids import AttemptId, Digest, JobId, JournalId, PrincipalId, SessionId, SiteName, TenantName, digest, new_event
 from intertie.lane.memory import MemoryLaneTables
 from intertie.lane.pg import PgLaneTables
 from intertie.lane.tables import LaneEntry
 from intertie.link.keeper import NewEntry, SiteRow
+from intertie.metering.memory import MemoryMetering
+from intertie.metering.pg import PACKAGE, PgMetering
 from intertie.metering.service import Metering, trust
 from intertie.metering.store import MeteringStore
+from intertie.rating import measured
+from intertie.store import Database
 from intertie.trust.keys import Key
 from intertie.trust.seal import seal
 
 SCHEDULER = Key.new("U")
+DIGEST = digest(b"the last that the site remembers")
 
 
 def claims(*roles: Role, tenant: str | None = None, site: str | None = None) -> Caller:
@@ -54,7 +72,8 @@ class Edge:
     lanes: PgLaneTables | MemoryLaneTables
     clock: ManualClock = field(default_factory=lambda: ManualClock(T0))
     key: Key = field(default_factory=lambda: Key.new("U"))
-    seq: dict[SiteName, int] = field(default_factory=dict)
+    seq: dict[JournalId, int] = field(default_factory=dict)
+    journals: dict[SiteName, JournalId] = field(default_factory=dict)
     news: int = 0
 
     def __post_init__(self) -> None:
@@ -62,6 +81,10 @@ class Edge:
 
     def _heard(self) -> None:
         self.news += 1
+
+    def wait(self, until: datetime) -> None:
+        """Time goes on."""
+        self.clock.advance((until - self.clock.now()).total_seconds())
 
     # --- what comes ---
 
@@ -82,19 +105,49 @@ class Edge:
         signer = key or self.key
         return SegmentClosed(seq=1, at=T0, sealed=seal(signer, encode(segment), signer.public))
 
-    async def receive(self, entry: SegmentClosed, site: SiteName = SITE) -> LaneEntry:
+    async def receive(self, entry: EntryBase, site: SiteName = SITE) -> LaneEntry:
         """Commit an entry on a site's lane, as the lane keeper does before anything is interpreted."""
-        seq = self.seq[site] = self.seq.get(site, 0) + 1
+        journal = self.journals.setdefault(site, JournalId(f"jnl-{site}"))
+        seq = self.seq[journal] = self.seq.get(journal, 0) + 1
         raw = encode(msgspec.structs.replace(entry, seq=seq))
         mark = Digest(digest(raw))
-        journal = JournalId(f"jnl-{site}")
         async with self.lanes.turn(Lane.METERING, [site]) as turn:
-            await turn.save([_row(site, journal, seq, mark, self.clock.now())], {site: [NewEntry(seq, mark, raw)]}, [])
+            await turn.save([row_of(site, journal, seq, mark, self.clock.now())], {site: [NewEntry(seq, mark, raw)]}, [])
         return LaneEntry(site, Lane.METERING, journal, seq, mark, raw, self.clock.now())
 
     async def send(self, segment: Segment, of: AttemptRecord | None, *, site: SiteName = SITE, key: Key | None = None) -> None:
         """A segment comes and is interpreted."""
         await self.service.interpret(await self.receive(self.seal(segment, of, key=key), site))
+
+    async def say(self, entry: EntryBase, site: SiteName = SITE) -> None:
+        """Any entry comes and is interpreted."""
+        await self.service.interpret(await self.receive(entry, site))
+
+    async def open_journal(self, journal: str, site: SiteName = SITE) -> None:
+        """The site's journal is replaced by a new one, and says so first."""
+        previous, self.journals[site] = self.journals.get(site), JournalId(journal)
+        await self.say(JournalOpened(seq=1, at=T0, previous=previous, why="agent_restored", place="here", kernel_boot="boot"), site)
+
+    def period(self, period: str, start: datetime, end: datetime, counted: Sequence[Segment], *, key: Key | None = None) -> PeriodClosed:
+        """A site's word that a period is over, with these segments in it."""
+        count = PeriodCount(
+            site=counted[0].site if counted else SITE,
+            period=period,
+            start=start,
+            end=end,
+            attempts=len({segment.attempt for segment in counted}),
+            segments=len(counted),
+            quantity_milli_us=measured(counted),
+        )
+        signer = key or self.key
+        return PeriodClosed(seq=1, at=end, sealed=seal(signer, encode(count), signer.public))
+
+    def lost_range(self, journal: str, first: int, last: int, *, key: Key | None = None) -> LostRange:
+        """A site's word that nobody has these entries any more."""
+        facts = {"journal": journal, "lane": "metering", "first": first, "last": last, "digest_last": DIGEST}
+        signer = key or self.key
+        sealed = seal(signer, encode(facts), signer.public)
+        return LostRange(seq=1, at=T0, journal=JournalId(journal), first=first, last=last, digest_last=DIGEST, sealed=sealed)
 
     async def tell(self, record: AttemptRecord, *, wall_s: int = 3_600, about: EventMeta | None = None) -> None:
         """The scheduler's event comes."""
@@ -131,14 +184,37 @@ class Edge:
         return found
 
 
+@asynccontextmanager
+async def opened(kind: str, pg: PgDatabase | None) -> AsyncIterator[Edge]:
+    """Metering on a store of this kind that knows site-a's key and has agreed to the standard terms."""
+    if pg is None or kind == "memory":
+        clock = ManualClock(T0)
+        store = MemoryMetering(clock=clock)
+        made = Edge(store, MemoryLaneTables(store), clock)
+        await made.know_site()
+        await made.agree()
+        yield made
+        return
+    database = await Database.open(pg.url, password=pg.password, schema="metering")
+    try:
+        await database.migrate(PACKAGE)
+        made = Edge(PgMetering(database), PgLaneTables(database))
+        await made.know_site()
+        await made.agree()
+        yield made
+    finally:
+        await database.close()
+
+
 def meta() -> EventMeta:
     return EventMeta(id=new_event(), type="t", source="s", entity="e", time=T0, number=1, epoch=1)
 
 
-def _row(site: SiteName, journal: JournalId, seq: int, mark: Digest, now: datetime) -> SiteRow:
+def row_of(site: SiteName, journal: JournalId, seq: int, mark: Digest, now: datetime, lane: Lane = Lane.METERING) -> SiteRow:
+    """What a keeper keeps of a site that has just said entry `seq` of this journal."""
     return SiteRow(
         site=site,
-        lane=Lane.METERING,
+        lane=lane,
         session=SessionId("ses"),
         journal=journal,
         ack_through=seq,
