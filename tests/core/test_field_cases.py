@@ -53,7 +53,11 @@ HELD: Mapping[str, tuple[str, ...]] = {
     ),
     "050": ("core/test_scheduler_core.py::test_a_running_job_is_cancelled_when_its_processes_are_seen_gone",),
     "052": ("edges/test_scheduler_service.py::test_a_cancel_while_the_site_is_away_waits_for_it_and_reaches_it_before_new_work",),
-    "053": ("edges/test_scheduler_service.py::test_a_silent_site_changes_only_ages",),
+    "053": (
+        "edges/test_scheduler_service.py::test_a_silent_site_changes_only_ages",
+        "core/test_metering_link.py::test_br_053_one_payer_per_result_of_a_job",
+        "edges/test_metering_link.py::test_br_053_the_platform_pays_what_it_could_not_hear_and_the_tenant_the_one_result",
+    ),
     "054": (
         "core/test_link_site.py::test_silence_changes_nothing_but_itself",
         "edges/test_agent_process.py::test_with_hub_and_bus_gone_the_site_works_on_and_tells_it_all_afterwards",
@@ -61,6 +65,7 @@ HELD: Mapping[str, tuple[str, ...]] = {
     "056": (
         "core/test_scheduler_core.py::test_an_end_leads_where_its_outcome_and_cause_say",
         "edges/test_agent_process.py::test_an_agent_killed_and_started_again_loses_no_exit_code",
+        "edges/test_metering_link.py::test_br_056_a_lost_attempt_costs_nobody_and_what_comes_later_is_an_adjustment",
     ),
     "060": (
         "core/test_scheduler_core.py::test_repeats_and_late_entries_change_nothing",
@@ -108,8 +113,10 @@ HELD: Mapping[str, tuple[str, ...]] = {
         "core/test_rating.py::test_br_079_an_hour_is_an_hour_whatever_the_wall_said",
     ),
     "080": ("core/test_rating.py::test_br_080_an_absurd_duration_is_quantity_zero_and_flagged",),
-    # A second content waits for a person instead of superseding the first: a correction is a new entry citing the old (ADR 5).
+    # A second content supersedes the first only by a named person's decision; both stay on record (ADR 5).
     "085": (
+        "core/test_metering_link.py::test_br_085_a_second_content_supersedes_the_first_by_a_person_s_decision_and_both_stay",
+        "edges/test_metering_link.py::test_br_085_a_corrected_content_counts_by_a_person_s_word_and_the_first_stays_on_record",
         "core/test_metering_core.py::test_another_content_under_the_same_id_waits_and_the_first_stays",
         "edges/test_metering_store.py::test_late_repeated_and_disordered_news_lead_to_the_same_books",
     ),
