@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from intertie.agent import accounts
 from intertie.agent.books import save
 from intertie.agent.core import attempts as life
-from intertie.agent.core.devices import choose
+from intertie.agent.core.devices import Chosen, choose
 from intertie.agent.core.model import Attempt, LocalWork, State, StopAsked, with_state
 from intertie.contracts.job import JobSpec, Resources
 from intertie.contracts.site import DeviceKind
@@ -56,6 +56,7 @@ class Owner:
         wall_s: int | None = None,
     ) -> Attempt:
         """A local job: it starts when devices are free, whoever is away. Recorded here, never charged, never named at the hub."""
+        self._site.room.must_have()
         resources = Resources(gpus=gpus, slots=slots)
         self._must_fit(resources)
         if sum(a.state is State.WAITING for a in self._site.books.attempts.values()) >= WAITING:
@@ -114,7 +115,10 @@ class Owner:
         for job in waiting:
             if job.kind in blocked or self._site.books.attempts[job.id].state is not State.WAITING:
                 continue
-            found = choose(self._site.pools.values(), job.kind, job.spec.resources.count, self._site.books.holds, self._site.books.observed)
+            found = self._choose(job)
+            if found is None and await self._site.displace_for(job.kind, job.spec.resources.count):
+                # Owner first: a claim that had not started gave its devices back.
+                found = self._choose(job) if self._site.books.attempts[job.id].state is State.WAITING else None
             if found is None:
                 blocked.add(job.kind)
                 continue
@@ -132,10 +136,29 @@ class Owner:
                 raise
             self._site.set_out(job.id)
 
+    def _choose(self, job: Attempt) -> Chosen | None:
+        return choose(self._site.pools.values(), job.kind, job.spec.resources.count, self._site.books.holds, self._site.books.observed)
+
+    def owned_by(self, attempt: Attempt) -> int | None:
+        """Whose work of this site's own it is: a local job's, or a tenant's that was taken here; None for the hub's."""
+        if attempt.local is not None:
+            return attempt.local.uid
+        taken = self._site.grants.taken.get(attempt.id)
+        return taken.uid if taken is not None else None
+
+    def jobs(self, uid: int, *, everyone: bool) -> list[Attempt]:
+        """Newest first."""
+        owners = ((a, self.owned_by(a)) for a in self._site.books.attempts.values())
+        found = [a for a, owner in owners if owner is not None and (everyone or owner == uid)]
+        # An id ends with the time at which it was minted.
+        return sorted(found, key=lambda a: a.id.rpartition("-")[2], reverse=True)
+
     def job(self, job: str, uid: int, *, everyone: bool) -> Attempt:
-        """`NotFound` also for what belongs to somebody else."""
-        found = self._site.books.attempts.get(AttemptId(job))
-        if found is None or found.local is None or not (everyone or found.local.uid == uid):
+        """By its attempt or job id; `NotFound` also for what belongs to somebody else."""
+        books = self._site.books.attempts
+        found = books.get(AttemptId(job)) or next((books[name] for name in self._site.grants.taken if books[name].job == job), None)
+        owner = self.owned_by(found) if found is not None else None
+        if found is None or owner is None or not (everyone or owner == uid):
             raise NotFound("agent.local_not_found", f"there is no local job {job[:80]} of yours here", next_step="intertie local jobs")
         return found
 

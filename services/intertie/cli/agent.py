@@ -18,7 +18,12 @@ from intertie.errors import Refused
 @click.command(context_settings={"ignore_unknown_options": True, "help_option_names": []}, add_help_option=False)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def agent(arguments: tuple[str, ...]) -> None:
-    """Run, join or upgrade a site's agent on this machine; `intertie agent --help` is the agent's own help."""
+    """Run, join or upgrade a site's agent on this machine; `intertie agent --help` is the agent's own help, `leave` is `intertie site leave`."""
+    if arguments[:1] == ("leave",):
+        from intertie.cli.leave import leave
+
+        leave.main(list(arguments[1:]), prog_name="intertie agent leave", standalone_mode=False)
+        return
     os.execv(sys.executable, [sys.executable, "-m", "intertie.agent", *arguments])
 
 

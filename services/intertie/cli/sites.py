@@ -9,6 +9,8 @@ from typing import TextIO
 
 import click
 
+from intertie.cli.leave import leave, receipt
+from intertie.cli.drill import drill_line
 from intertie.cli.out import ago, json_option, line, local, note, print_json, table
 from intertie.cli.session import connect
 from intertie.contracts.http import CloseBody, CordonBody
@@ -115,6 +117,8 @@ def show(name: str, as_json: bool) -> None:
             line(f"single-user: jobs run as the agent's own user; only tenant {s.owner_tenant}")
         if s.clock_offset_s is not None:
             line(f"clock offset {s.clock_offset_s:+.3f} s")
+        if said := drill_line(s, reply.drill_max_age_days):
+            line(said)
     for p in reply.pools:
         line(f"\n{p.site}/{p.pool}  {p.profile.mode}  {p.phase}  revision {p.profile.revision}")
         line(
@@ -191,3 +195,7 @@ def still_running(pools: Sequence[PoolRecord]) -> int | None:
     """Attempts that the site says run in these pools; None while it is not heard or has not said: that is no proof of nothing."""
     told = [p.inventory for p in pools if p.inventory is not None and p.freshness is Freshness.FRESH]
     return sum(inventory.running for inventory in told) if len(told) == len(pools) else None
+
+
+site.add_command(leave)
+site.add_command(receipt)

@@ -93,7 +93,8 @@ class Islanding:
         self._lasting = True
         last = self._written.absence
         if last is not None and last.ended is not None and timedelta(0) <= sight.now - last.ended < REJOIN:
-            self._put(msgspec.structs.replace(last, ended=None, told=None, last=sight.now))
+            again = msgspec.structs.replace(last, ended=None, told=None, entries=0, last=sight.now)
+            self._written = Written(absence=again, before=self._written.before)
             return
         since = sight.silent_since or sight.last_heard or sight.now
         self._written = Written(absence=Absence(since=since, why=why, last=sight.now), before=last)
