@@ -15,6 +15,8 @@ API_LIMIT_S = 3.0
 _NS = 1_000_000_000
 
 STREAM_NOT_FOUND = 10059
+# Where a stream's own metadata says of which epoch it is; a copy of a server's folder keeps it, a new stream begins without.
+EPOCH = "intertie-epoch"
 
 
 class Asks(Protocol):
@@ -96,18 +98,30 @@ def _config(spec: StreamSpec) -> dict[str, Any]:
         "storage": "memory" if spec.memory else "file",
         "retention": "limits",
         "discard": "old",
-        "num_replicas": 1,
+        "num_replicas": max(1, spec.replicas),
         "max_age": int(spec.max_age_s * _NS),
         "max_bytes": spec.max_bytes,
         "max_msgs_per_subject": spec.max_per_subject,
         "duplicate_window": int(window_s * _NS),
+        **({"metadata": {EPOCH: str(spec.epoch)}} if spec.epoch else {}),
     }
+
+
+def _epoch(config: Mapping[str, Any]) -> int:
+    """The epoch that a stream was made in; 0 if it does not say."""
+    said = (config.get("metadata") or {}).get(EPOCH, "")
+    return int(said) if str(said).isdecimal() else 0
+
+
+def _differs(found: Mapping[str, Any], wanted: Mapping[str, Any], *, replicas: bool) -> bool:
+    """Metadata and, unless chosen, replicas are not compared: servers add to the one, operators set the other."""
+    return any(found.get(key) != value for key, value in wanted.items() if key != "metadata" and (replicas or key != "num_replicas"))
 
 
 def _state(name: str, answer: _Stream) -> StreamState:
     if answer.created is None or answer.state is None:
         raise Unavailable("bus.stream_error", f"JetStream said nothing of stream {name}")
-    return StreamState(name, answer.created, answer.state.first_seq, answer.state.last_seq, answer.state.messages)
+    return StreamState(name, answer.created, answer.state.first_seq, answer.state.last_seq, answer.state.messages, _epoch(answer.config))
 
 
 async def stream_state(session: Asks, name: str) -> StreamState | None:
@@ -121,13 +135,17 @@ async def stream_state(session: Asks, name: str) -> StreamState | None:
 
 
 async def ensure_stream(session: Asks, spec: StreamSpec) -> StreamState:
-    """Create it, or change what differs. Replicas are the operator's to set, and stay."""
+    """Create it, or change what differs; one of a lower epoch is deleted first. Replicas that are not chosen are the operator's, and stay."""
     found = await _ask(session, f"STREAM.INFO.{spec.name}", None, _Stream)
     wanted = _config(spec)
-    if not found.error:
-        if all(found.config.get(key) == value for key, value in wanted.items() if key != "num_replicas"):
+    if not found.error and _epoch(found.config) < spec.epoch:
+        await delete_stream(session, spec.name)
+        answer = await _ask(session, f"STREAM.CREATE.{spec.name}", wanted, _Stream)
+    elif not found.error:
+        if not _differs(found.config, wanted, replicas=spec.replicas > 0):
             return _state(spec.name, found)
-        changed = {**found.config, **wanted, "num_replicas": found.config.get("num_replicas", 1)}
+        kept = {} if spec.replicas else {"num_replicas": found.config.get("num_replicas", 1)}
+        changed = {**found.config, **wanted, **kept, "metadata": found.config.get("metadata") or {}}
         answer = await _ask(session, f"STREAM.UPDATE.{spec.name}", changed, _Stream)
     elif isinstance(error := _refused(found.error, f"stream {spec.name}"), StreamGone):
         answer = await _ask(session, f"STREAM.CREATE.{spec.name}", wanted, _Stream)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from intertie.bus.delivery import Deliveries
@@ -80,7 +80,7 @@ class _Stream:
     def state(self) -> StreamState:
         oldest = self._oldest()
         first = oldest.seq if oldest else self.last_seq + 1 if self.last_seq else 0
-        return StreamState(self.spec.name, self.created, first, self.last_seq, len(self.messages))
+        return StreamState(self.spec.name, self.created, first, self.last_seq, len(self.messages), self.spec.epoch)
 
 
 @dataclass(eq=False)
@@ -172,6 +172,9 @@ class MemoryStreams:
 
     def ensure(self, spec: StreamSpec) -> StreamState:
         stream = self._streams.get(spec.name)
+        if stream is not None and stream.spec.epoch < spec.epoch:
+            self.delete(spec.name)
+            stream = None
         if stream is None:
             # Two lives of a stream never carry the same birthday, however slow the clock.
             created = self._clock.now()
@@ -179,7 +182,7 @@ class MemoryStreams:
                 created = self._last_created + timedelta(microseconds=1)
             self._last_created = created
             stream = self._streams[spec.name] = _Stream(spec, created)
-        stream.spec = spec
+        stream.spec = replace(spec, epoch=max(spec.epoch, stream.spec.epoch))
         self.pump()
         return stream.state()
 
@@ -205,6 +208,12 @@ class MemoryStreams:
         stream.expire(self._clock.now())
         newest = sorted(seqs[-1] for subject, seqs in stream.of_subject.items() if matches(subject_filter, subject))
         return [stream.messages[seq].message for seq in newest][:limit]
+
+    def delete(self, name: str) -> None:
+        """Gone with its durables, as on a server."""
+        self._streams.pop(name, None)
+        for key in [key for key in self._durables if key[0] == name]:
+            del self._durables[key]
 
     def wipe(self) -> None:
         self._streams.clear()

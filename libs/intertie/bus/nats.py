@@ -18,12 +18,13 @@ from nats.aio.subscription import Subscription as NatsSubscription
 
 from intertie.bus import jetstream, serving
 from intertie.bus.nats_consumer import NatsConsumer
-from intertie.bus.nats_session import NO_HEADERS, Credentials, NotConnected, Session, expiry_s, message_of, order
+from intertie.bus.nats_session import NO_HEADERS, Credentials, NotConnected, Session, expiry_s, login_of, message_of, order
 from intertie.bus.port import Appended, ConsumerSpec, Dead, Handler, Message, StreamSpec, StreamState, Subscription
 from intertie.bus.subjects import check, lowered, matches
 from intertie.bus.workers import put_down
 from intertie.errors import IntertieError, Unavailable
 from intertie.observe import log, metrics
+from intertie.trust.nats_jwt import may_publish
 
 __all__ = ["Credentials", "NatsBus"]
 
@@ -319,7 +320,18 @@ class NatsBus:
 
     async def ensure_stream(self, spec: StreamSpec) -> StreamState:
         self._streams[spec.name] = spec
-        return await jetstream.ensure_stream(self._now(), spec)
+        if self._makes(spec.name):
+            return await jetstream.ensure_stream(self._now(), spec)
+        state = await jetstream.stream_state(self._now(), spec.name)
+        if state is None or state.epoch < spec.epoch:
+            what = "is not there" if state is None else f"is of epoch {state.epoch}, before {spec.epoch}"
+            raise Unavailable("bus.no_stream", f"stream {spec.name} {what} (yet); identity makes it", retry_after_s=1.0)
+        return state
+
+    def _makes(self, stream: str) -> bool:
+        """True if these credentials may make this stream: by what they say of themselves, which the server judges anyway."""
+        login = login_of(self._credentials)
+        return login is None or may_publish(login.jwt(), f"$JS.API.STREAM.CREATE.{stream}")
 
     async def stream_state(self, name: str) -> StreamState | None:
         return await jetstream.stream_state(self._now(), name)
@@ -332,38 +344,41 @@ class NatsBus:
         try:
             answer = await session.request(check(subject), body, timeout_s=timeout_s, headers=sent)
         except Unavailable as error:
-            if error.code == "bus.timeout" and session.usable:
-                await self._doubt(session, subject)
+            if error.code == "bus.timeout" and session.usable and (mute := await self._doubt(session, subject)):
+                raise Unavailable("bus.stream_mute", f"stream {mute} stores nothing any more", retry_after_s=1.0) from error
             raise
         made = jetstream.appended(answer)
         self._doubts.pop(made.stream, None)
         return made
 
-    async def _doubt(self, session: Session, subject: str) -> None:
+    async def _doubt(self, session: Session, subject: str) -> str:
         """A stream whose folder was wiped while the server runs goes on acknowledging until its block file is full, and then answers nothing
         for ever. If it stays silent while the server lives, and has not grown, it is deleted: whoever fills it sees that it is
-        absent and fills it anew. It never was the only copy of anything.
+        absent and fills it anew. It never was the only copy of anything. Whoever may not delete it is told its name.
         """
         name = next((spec.name for spec in self._streams.values() if any(matches(one, subject) for one in spec.subjects)), "")
         if not name:
-            return
+            return ""
         with suppress(Unavailable):
             state = await jetstream.stream_state(session, name)
             if state is None:
-                return
+                return ""
             count, created, last_seq = self._doubts.get(name, (0, state.created, state.last_seq))
             if (created, last_seq) != (state.created, state.last_seq):
                 self._doubts[name] = (1, state.created, state.last_seq)
-                return
+                return ""
             self._doubts[name] = (count + 1, created, last_seq)
             if count + 1 >= _DOUBTS:
                 del self._doubts[name]
+                if not self._makes(name):
+                    return name
                 STREAMS_REMADE.inc(stream=name)
                 LOG.error("a stream stores nothing any more and is deleted, to be filled anew", stream=name, last_seq=last_seq)
                 try:
                     await jetstream.delete_stream(session, name)
                 except Unavailable as error:
                     LOG.error("it could not be deleted", stream=name, reason=error.text, next_step="restart nats-server")
+        return ""
 
     async def last_messages(self, stream: str, subject_filter: str, *, limit: int = 10_000) -> list[Message]:
         session = self._now()

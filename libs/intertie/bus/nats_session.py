@@ -57,7 +57,7 @@ Credentials = Login | Path | None
 
 def expiry_s(credentials: Credentials) -> float | None:
     """Seconds that the credentials of this moment still hold; None if they do not say."""
-    login = _login(credentials)
+    login = login_of(credentials)
     if login is None:
         return None
     try:
@@ -68,7 +68,8 @@ def expiry_s(credentials: Credentials) -> float | None:
     return float(exp) - SystemClock().now().timestamp() if isinstance(exp, int | float) and exp > 0 else None
 
 
-def _login(credentials: Credentials) -> Login | None:
+def login_of(credentials: Credentials) -> Login | None:
+    """Who logs in; None where no account does."""
     return FileLogin(credentials) if isinstance(credentials, Path) else credentials
 
 
@@ -102,7 +103,7 @@ class Session:
         """Connect to one server, or `NotConnected` with the reason."""
         options: dict[str, object] = {}
         try:
-            login, left = _login(credentials), expiry_s(credentials)
+            login, left = login_of(credentials), expiry_s(credentials)
             inbox = INBOX if login is None else inbox_of(login.jwt())
         except IntertieError as error:
             raise NotConnected(url, f"credentials: {error.text}") from error

@@ -45,6 +45,10 @@ class StreamSpec:
     max_bytes: int = -1
     max_per_subject: int = -1
     duplicate_window_s: float = 120.0
+    epoch: int = 0
+    """A stream of a lower epoch is of a life that the keepers have forgotten: it is deleted and made anew, to be filled from the outboxes."""
+    replicas: int = 0
+    """Copies in a cluster; 0: as it is, one for a new stream."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +60,7 @@ class StreamState:
     first_seq: int
     last_seq: int
     messages: int
+    epoch: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +122,8 @@ class Bus(Protocol):
         ...
 
     async def ensure_stream(self, spec: StreamSpec) -> StreamState:
-        """Create the stream or bring it to this shape; its state now."""
+        """Create the stream or bring it to this shape; its state now. Whoever may not make streams (on NATS: all but identity) gets what is
+        there, or `Unavailable('bus.no_stream')` while it is absent or of a lower epoch."""
         ...
 
     async def stream_state(self, name: str) -> StreamState | None:
@@ -127,7 +133,10 @@ class Bus(Protocol):
     async def append(
         self, subject: str, body: bytes, *, message_id: str, headers: Mapping[str, str] | None = None, timeout_s: float = 2.0
     ) -> Appended:
-        """Publish to a stream and wait for its word; repeat with the same `message_id` after `Unavailable`."""
+        """Publish to a stream and wait for its word; repeat with the same `message_id` after `Unavailable`.
+
+        `bus.stream_mute`: it has stored nothing for several tries while the server lives, and is not ours to make anew.
+        """
         ...
 
     async def last_messages(self, stream: str, subject_filter: str, *, limit: int = 10_000) -> list[Message]:

@@ -270,6 +270,15 @@ TEXTS: Mapping[str, tuple[str, str]] = {
     "cli.bad": ("fail", "失败"),
     "cli.hub_next": ("next: intertie hub up --data {data}", "下一步:intertie hub up --data {data}"),
     "cli.hub_up": ("{url} is up; the operator's token is in {token}; Ctrl-C stops", "{url} 已启动;运营方令牌在 {token};按 Ctrl-C 停止"),
+    "cli.epochs_raised": (
+        "the epochs are raised; start the services: sites now say again what they still hold",
+        "各服务纪元已提升;请启动服务:各站点将重新上报仍持有的记录",
+    ),
+    "cli.epochs_stand": ("the epochs were raised for this reason before; nothing changed", "此前已按同一原因提升过纪元;未作改动"),
+    "cli.epoch_doubted": (
+        "not believed, and not followed: the epoch told by {sites} lies more than a year ahead",
+        "以下站点上报的纪元超前一年以上,不予采信:{sites}",
+    ),
     # Quickstart.
     "quick.title": ("Intertie on {host} · data {data} · {url}", "Intertie · 主机 {host} · 数据目录 {data} · {url}"),
     "quick.own_user": ("the agent's own user", "接入端自身用户"),

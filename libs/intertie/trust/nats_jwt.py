@@ -56,16 +56,17 @@ class Permissions:
 def _events(service: str) -> Permissions:
     """The public record: say its own events, and keep its own place (a durable of its own name) in everybody's.
 
-    A stream that was wiped under a running server has to be deleted before it can be made and filled again (`bus.nats`). Any keeper may do
-    so: the stream is nobody's only copy (law 1), and what a thief could wipe comes back from the outboxes.
+    Making the stream, and deleting one that was wiped under a running server, is identity's alone (`_STREAM_MAKER`): a stolen credential of
+    another service can publish its own events and no more. One that finds the stream mute says so on its own `mute` subject.
     """
     stream = EVENT_STREAM
     return Permissions(
         publish=(
             f"{PREFIX}.evt.{service}.>",
             f"{PREFIX}.heads.{service}",
+            f"{PREFIX}.mute.{service}",
             "$JS.API.INFO",
-            *(f"$JS.API.STREAM.{verb}.{stream}" for verb in ("INFO", "CREATE", "UPDATE", "DELETE")),
+            f"$JS.API.STREAM.INFO.{stream}",
             f"$JS.API.CONSUMER.CREATE.{stream}.{service}",
             f"$JS.API.CONSUMER.CREATE.{stream}.{service}.>",
             *(f"$JS.API.CONSUMER.{verb}.{stream}.{service}" for verb in ("INFO", "MSG.NEXT")),
@@ -100,6 +101,11 @@ def _commands(*services: str) -> Permissions:
     return Permissions(publish=tuple(f"{PREFIX}.cmd.{service}.*" for service in services), subscribe=())
 
 
+_STREAM_MAKER = Permissions(
+    publish=tuple(f"$JS.API.STREAM.{verb}.{EVENT_STREAM}" for verb in ("CREATE", "UPDATE", "DELETE")), subscribe=(f"{PREFIX}.mute.*",)
+)
+"""Makes the public record, and makes it anew; hears who finds it mute."""
+
 _ASK = Permissions(publish=(f"{PREFIX}.down.*.ask",), subscribe=(f"{PREFIX}.up.*.answer",))
 _LIVE_EVENTS = Permissions(publish=(), subscribe=(f"{PREFIX}.evt.>",))
 
@@ -107,7 +113,7 @@ BEYOND_COMMON: Mapping[str, tuple[Permissions, ...]] = {
     "registry": (_lane(Lane.REGISTRY), _commands("incident")),
     "scheduler": (_lane(Lane.SCHEDULER), _ASK, _telemetry(), _commands("incident")),
     "metering": (_lane(Lane.METERING), _commands("incident")),
-    "identity": (_commands("registry", "incident"),),
+    "identity": (_STREAM_MAKER, _commands("registry", "incident")),
     "incident": (),
     # It calls with its users' claims; what these may do is judged by the called service.
     "gateway": (_LIVE_EVENTS, _commands("registry", "scheduler", "metering", "identity", "incident")),
@@ -266,6 +272,16 @@ def inbox_of(jwt: str | bytes) -> str:
         return next(str(subject).removesuffix(".>") for subject in allowed if str(subject).startswith(f"{INBOX}."))
     except (ValueError, KeyError, TypeError, IndexError, StopIteration, binascii.Error):
         return INBOX
+
+
+def may_publish(jwt: str | bytes, subject: str) -> bool:
+    """Whether a user's JWT itself allows this subject, word by word; True where it names no permissions, and the server decides."""
+    try:
+        text = jwt.decode("ascii") if isinstance(jwt, bytes) else jwt
+        allowed = json.loads(_unb64(text.split(".")[1]))["nats"].get("pub", {}).get("allow")
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, binascii.Error):
+        return True
+    return allowed is None or subject in allowed
 
 
 def read(jwt: str) -> Issued:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import getpass
 import signal
 import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from urllib.parse import urlsplit, urlunsplit
 
 import click
 import msgspec
@@ -15,11 +19,15 @@ from intertie.cli.config import Login
 from intertie.cli.out import json_option, line, note, print_json, table
 from intertie.clock import SystemClock
 from intertie.contracts.http import Health
-from intertie.embedded.hub import HubLayout, HubPorts, HubSettings, default_data_dir, init_hub, open_hub
+from intertie.embedded.hub import HubLayout, HubPorts, HubSettings, default_data_dir, environment, init_hub, open_hub
 from intertie.embedded.postgres import role_script
 from intertie.embedded.process import is_running, read_record
 from intertie.embedded.supervise import HubSupervisor
 from intertie.errors import IntertieError
+from intertie.settings import read_secret
+from intertie.store.restore import KEEPERS, Restored
+from intertie.store.restore import Login as StoreLogin
+from intertie.store.restore import restored as raise_everywhere
 from intertie.text import language, say
 
 data_option = click.option(
@@ -122,6 +130,68 @@ async def run_hub(supervisor: HubSupervisor) -> int:
         return 0
     finally:
         await supervisor.stop()
+
+
+@hub.command()
+@data_option
+@click.option(
+    "--reason",
+    required=True,
+    help="Which restore or failover this follows; it stands in the audit. A repeat with the same reason does nothing.",
+)
+@click.option("--live", is_flag=True, help="The services may run: they end by themselves and are started again by what supervises them.")
+@click.option("--database-url", default="", help="The database, if it is not the folder's own: postgresql://LOGIN@HOST:PORT/intertie.")
+@click.option(
+    "--password-file",
+    type=click.Path(path_type=Path, dir_okay=False, exists=True),
+    default=None,
+    help="Password of --database-url's login, which may become every service's role (0600).",
+)
+@json_option
+def restored(data: Path | None, reason: str, live: bool, database_url: str, password_file: Path | None, as_json: bool) -> None:
+    """Raise every service's epoch after the database was restored, or a standby of it promoted. The last step of either runbook.
+
+    No number that the lost tail may have used is ever used again; sites then say again what they hold. Repeatable.
+    """
+    if database_url and password_file is not None:
+        password = read_secret(password_file)
+        done = asyncio.run(raise_epochs({name: StoreLogin(database_url, password, name) for name in KEEPERS}, reason=reason, live=live))
+    else:
+        with folder_database(open_hub(data or default_data_dir()), database_url) as logins:
+            done = asyncio.run(raise_epochs(logins, reason=reason, live=live))
+    if as_json:
+        print_json(done)
+        return
+    table(("SERVICE", "BEFORE", "AFTER"), [(s.service, s.before, s.after) for s in done.services], empty="-")
+    if done.doubted:
+        note(say("cli.epoch_doubted", language(), sites=", ".join(done.doubted)))
+    note(say("cli.epochs_raised" if any(s.before != s.after for s in done.services) else "cli.epochs_stand", language()))
+
+
+async def raise_epochs(logins: Mapping[str, StoreLogin], *, reason: str, live: bool) -> Restored:
+    """`restored`, by whoever is at this machine."""
+    return await raise_everywhere(logins, reason=reason, actor=f"host/{getpass.getuser()}", live=live)
+
+
+@contextmanager
+def folder_database(layout: HubLayout, database_url: str = "") -> Iterator[Mapping[str, StoreLogin]]:
+    """How the folder's services reach their database, which is started for as long as this lasts if it is the folder's own and stands still."""
+    passwords = {each.role: each.password for each in layout.role_passwords()}
+    if database_url:
+        parts = urlsplit(database_url)
+        place = parts.netloc.rpartition("@")[2]
+        yield {name: StoreLogin(urlunsplit(parts._replace(netloc=f"{name}@{place}")), passwords[name]) for name in KEEPERS}
+        return
+    record = read_record(layout.run, "postgres")
+    server = None if record is not None and is_running(record.identity) else layout.postgres()
+    if server is not None:
+        server.start()
+    try:
+        urls = {name: environment(layout, name)["INTERTIE_DATABASE_URL"] for name in KEEPERS}
+        yield {name: StoreLogin(url, passwords[name]) for name, url in urls.items()}
+    finally:
+        if server is not None:
+            server.stop()
 
 
 class PartStatus(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,6 +8,9 @@ from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from importlib.metadata import version as package_version
 from pathlib import Path
+from typing import Annotated
+
+import msgspec
 
 from intertie.bus import rpc
 from intertie.bus.nats import NatsBus
@@ -19,6 +22,7 @@ from intertie.identity.anchors import Anchors, PgAnchors
 from intertie.identity.bootstrap import ensure_operator
 from intertie.identity.pg import PACKAGE, PgIdentityStore
 from intertie.identity.service import Addresses, Identity
+from intertie.identity.stream import StreamMaker
 from intertie.runtime import HubSettings, hub_settings, main, reach, ready, serve
 from intertie.settings import load, read_secret
 from intertie.store import Database, Relay, keep_audit
@@ -41,6 +45,8 @@ class IdentitySettings(HubSettings, frozen=True, kw_only=True):
     """The gateway as sites reach it."""
     bus_public_urls: list[str] = []
     """The bus as sites reach it; empty: as we do."""
+    bus_replicas: Annotated[int, msgspec.Meta(ge=0, le=5)] = 0
+    """Copies of the event stream in a cluster of the bus; 0: as they are."""
 
 
 async def open_for_calls(bus: Bus, service: Identity, verifier: rpc.Verifier, settings: HubSettings) -> None:
@@ -86,6 +92,7 @@ async def run(environ: Mapping[str, str]) -> int:
         return await serve(
             epoch=db.keep_epoch(),
             accounts=pusher.run(),
+            stream=StreamMaker(bus, store, clock, epoch=await db.epoch(), replicas=settings.bus_replicas, beat_scale=scale).run(),
             relay=Relay(db, bus, "identity", beat_s=scale).run(),
             audit=keep_audit(
                 db,
