@@ -59,6 +59,8 @@ class DrillAttempt(Contract, frozen=True, kw_only=True):
     """Its state when the cut began; empty if it came later."""
     after: str
     """Its state when the link was back."""
+    began_in_cut: bool
+    """Its process began while nobody heard the site."""
     go_before: bool
     """The hub's go had arrived before the cut."""
     same_process: bool
@@ -130,7 +132,7 @@ class HubDrill(Contract, frozen=True, kw_only=True):
     """When the registry called the site stale."""
     heard_at: Instant | None
     """When it was fresh again."""
-    silent_limit_s: float
+    silent_limit_ms: NonNegative
     """After this much silence the hub calls a site stale."""
     books: list[DrillBook]
 
@@ -230,6 +232,8 @@ class SiteConsent(Contract, frozen=True, kw_only=True):
 class DrillsReply(Contract, frozen=True, kw_only=True):
     drills: list[DrillRecord]
     consents: list[SiteConsent] = []
+    max_age_days: NonNegative = 0
+    """The hub's policy: a site without a passed drill younger than this says so."""
 
 
 class DrillQuery(Contract, frozen=True, kw_only=True):

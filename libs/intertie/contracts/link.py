@@ -12,6 +12,7 @@ from typing import Annotated
 import msgspec
 
 from intertie.contracts.base import PREFIX, Contract, Instant, NonNegative, Positive, Text
+from intertie.contracts.drill import DrillConsent, DrillSignature, SiteDrill
 from intertie.contracts.job import Attribution, Cause, JobSpec, ResultRef
 from intertie.contracts.site import DeviceKind, PoolInventory, PoolProfile
 from intertie.ids import (
@@ -317,7 +318,38 @@ class SiteCondition(EntryBase, frozen=True, kw_only=True, tag="condition"):
     """Supervisors here stop `rerun` work at the end of its lease without the agent; without this none is placed here."""
 
 
-RegistryEntry = Inventory | ProfileDeclared | LendingPaused | SiteCondition | JournalOpened | LostRange
+class DrillConsented(EntryBase, frozen=True, kw_only=True, tag="drill_consented"):
+    """The owner allowed drills at the site's own door, or took that back."""
+
+    consent: DrillConsent
+
+
+class DrillRefused(EntryBase, frozen=True, kw_only=True, tag="drill_refused"):
+    """A cut that the settings asked for was not made."""
+
+    drill: str
+    code: str
+    text: Text
+
+
+class DrillReported(EntryBase, frozen=True, kw_only=True, tag="drill_reported"):
+    """The site's own account of a drill, signed by the site's key."""
+
+    report: SiteDrill
+    signature: DrillSignature
+
+
+RegistryEntry = (
+    Inventory
+    | ProfileDeclared
+    | LendingPaused
+    | SiteCondition
+    | JournalOpened
+    | LostRange
+    | DrillConsented
+    | DrillRefused
+    | DrillReported
+)
 
 
 # --- instructions: what the hub says, on the scheduler lane ------------------------------------------------------------------------------
@@ -452,7 +484,8 @@ class SiteSettings(Contract, frozen=True, kw_only=True):
     time_zone: str = "Asia/Shanghai"
     """Settlement time zone: where periods end."""
     drill: str = ""
-    """Id of a drill that is on, empty otherwise."""
+    """`<id>/<seconds>/<start>/<consent>` of a drill that is planned or on, empty otherwise: the agent closes its own connection from `start` (UTC, the
+    hub's clock) for so many seconds. consent: `site`, given at the site, or `token`, given by the owner at the hub."""
 
 
 # --- the exchange ------------------------------------------------------------------------------------------------------------------------

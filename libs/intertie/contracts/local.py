@@ -25,6 +25,7 @@ from typing import Annotated
 import msgspec
 
 from intertie.contracts.base import Contract, Instant, NonNegative, Positive, Text
+from intertie.contracts.drill import DrillConsent, Seconds
 from intertie.contracts.link import Sealed
 from intertie.contracts.site import DeviceKind, PoolInventory
 from intertie.ids import AttemptId, DeviceId, JobId, PoolName, SiteName, TenantName
@@ -288,3 +289,21 @@ class LocalStatus(Contract, frozen=True, kw_only=True):
     disk: DiskState | None = None
     absence: Absence | None = None
     """The one that lasts, else the last one."""
+
+
+class AllowDrill(Contract, frozen=True, kw_only=True):
+    """`POST /v1/drill/allow`: the owner's consent to cuts of the link, no longer than this each."""
+
+    until: Instant | None = None
+    longest_s: Seconds = 900
+
+
+class LocalDrill(Contract, frozen=True, kw_only=True):
+    """`GET /v1/drill`, and the answer to `allow`, `revoke`, `stop`: the owner's word, and what is planned or on."""
+
+    consent: DrillConsent | None
+    drill: str = ""
+    """Planned or on; empty if none."""
+    on: bool = False
+    start: Instant | None = None
+    left_s: NonNegative = 0

@@ -224,6 +224,8 @@ class SitesQuery(Contract, frozen=True, kw_only=True):
 class SitesReply(Contract, frozen=True, kw_only=True):
     sites: list[SiteRecord]
     pools: list[PoolRecord]
+    drill_max_age_days: NonNegative = 0
+    """Policy: a site without a passed drill younger than this says so; 0: none is told."""
 
 
 class RegisterSite(Contract, frozen=True, kw_only=True):

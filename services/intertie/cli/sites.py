@@ -9,8 +9,8 @@ from typing import TextIO
 
 import click
 
-from intertie.cli.leave import leave, receipt
 from intertie.cli.drill import drill_line
+from intertie.cli.leave import leave, receipt
 from intertie.cli.out import ago, json_option, line, local, note, print_json, table
 from intertie.cli.session import connect
 from intertie.contracts.http import CloseBody, CordonBody

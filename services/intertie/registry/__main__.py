@@ -7,6 +7,9 @@ import sys
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from importlib.metadata import version as package_version
+from typing import Annotated
+
+import msgspec
 
 from intertie.bus import rpc
 from intertie.bus.nats import NatsBus
@@ -17,15 +20,30 @@ from intertie.contracts.link import Lane
 from intertie.lane.pg import PgLaneTables
 from intertie.quarantine import Quarantine
 from intertie.quarantine.pg import PgQuarantine
+from intertie.registry.drill_store import PgDrills
+from intertie.registry.drills import BusBooks, Drills, site_key_of
 from intertie.registry.pg import PACKAGE, PgRegistryStore
 from intertie.registry.service import Registry
 from intertie.runtime import HubSettings, hub_settings, main, reach, ready, serve
-from intertie.settings import read_secret
+from intertie.settings import load, read_secret
 from intertie.store import Database, Relay, keep_audit
 from intertie.trust.claims import ServiceClaims, read_keyset, verify_claims
 from intertie.trust.keys import Key
 
 VERSION = package_version("intertie")
+
+
+class RegistrySettings(HubSettings, frozen=True, kw_only=True):
+    """`INTERTIE_<FIELD>`, beside every hub service's."""
+
+    drill_max_age_days: Annotated[int, msgspec.Meta(ge=1, le=3_650)] = 90
+    """A site without a passed drill younger than this says so."""
+
+
+def registry_settings(environ: Mapping[str, str]) -> RegistrySettings:
+    """`Refused('settings.invalid')` with everything that is wrong."""
+    hub_settings(environ)
+    return load(RegistrySettings, environ)
 
 
 async def open_for_calls(bus: Bus, service: Registry, quarantine: Quarantine, verifier: rpc.Verifier, settings: HubSettings) -> None:
@@ -40,10 +58,11 @@ async def open_for_calls(bus: Bus, service: Registry, quarantine: Quarantine, ve
 
 
 async def run(environ: Mapping[str, str]) -> int:
-    settings = hub_settings(environ)
+    settings = registry_settings(environ)
     clock, scale = SystemClock(), settings.beat_s
     keyset = read_keyset(settings.keys_file)
-    own = ServiceClaims(Key.read(settings.key_file), "registry", clock)
+    key = Key.read(settings.key_file)
+    own = ServiceClaims(key, "registry", clock)
     password = read_secret(settings.database_password_file) if settings.database_password_file else None
 
     def verified(text: str) -> Claims:
@@ -59,13 +78,27 @@ async def run(environ: Mapping[str, str]) -> int:
             lambda: NatsBus.connect(settings.bus_url, name="registry", credentials=settings.bus_creds),
         )
         held.push_async_callback(bus.close)
-        service = Registry(PgRegistryStore(db), PgLaneTables(db), bus, clock, beat_scale=scale, epoch=epoch)
+        store = PgRegistryStore(db)
+        service = Registry(store, PgLaneTables(db), bus, clock, beat_scale=scale, epoch=epoch)
+        drills = Drills(
+            PgDrills(store),
+            store,
+            BusBooks(bus, own.signed),
+            key,
+            clock,
+            silent_limit_s=service.limits.stale_s,
+            site_key=lambda site: site_key_of(bus, own.signed, site),
+            max_age_days=settings.drill_max_age_days,
+            beat_s=scale,
+        )
+        service.drills = drills
         return await serve(
+            drills=drills.run(),
             epoch=db.keep_epoch(),
             lane=service.keeper.run(),
             silence=service.judge_for_ever(),
             relay=Relay(db, bus, "registry", beat_s=scale).run(),
-            audit=keep_audit(db, bus, VERSION, own.signed, verified, anchor_s=settings.anchor_s, beat_s=scale),
+            audit=keep_audit(db, bus, VERSION, own.signed, verified, anchor_s=settings.anchor_s, beat_s=scale, also=drills.handlers()),
             calls=open_for_calls(bus, service, Quarantine(Lane.REGISTRY, PgQuarantine(db)), verified, settings),
         )
 

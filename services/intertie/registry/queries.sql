@@ -30,3 +30,28 @@ SELECT record FROM site WHERE $1::text IS NULL OR site = $1 ORDER BY site
 
 -- name: pools_find
 SELECT record FROM pool WHERE $1::text IS NULL OR site = $1 ORDER BY site, pool
+
+-- name: drill_lock
+SELECT record, report, evidence FROM drill WHERE drill = $1 FOR UPDATE
+
+-- name: drill_save
+INSERT INTO drill (drill, site, record, asked_at, report, evidence) VALUES ($1, $2, $3, $4, $5, $6)
+ON CONFLICT (drill) DO UPDATE SET record = excluded.record, report = excluded.report, evidence = excluded.evidence
+
+-- name: drills_open
+SELECT record, report, evidence FROM drill WHERE record ->> 'state' IN ('planned', 'cut', 'back') ORDER BY asked_at
+
+-- name: drills_find
+SELECT record FROM drill WHERE $1::text IS NULL OR site = $1 ORDER BY asked_at DESC LIMIT $2
+
+-- name: drill_load
+SELECT record, report, evidence FROM drill WHERE drill = $1
+
+-- name: consent_load
+SELECT consent FROM drill_consent WHERE site = $1
+
+-- name: consent_save
+INSERT INTO drill_consent (site, consent) VALUES ($1, $2) ON CONFLICT (site) DO UPDATE SET consent = excluded.consent
+
+-- name: consents
+SELECT site, consent FROM drill_consent WHERE $1::text IS NULL OR site = $1 ORDER BY site

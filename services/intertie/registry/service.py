@@ -13,7 +13,7 @@ from intertie.clock import Clock
 from intertie.contracts import endpoints
 from intertie.contracts.endpoints import Endpoint
 from intertie.contracts.identity import AuditQuery, AuditReply
-from intertie.contracts.link import Inventory, Lane, ProfileDeclared, RegistryEntry
+from intertie.contracts.link import DrillConsented, DrillRefused, DrillReported, Inventory, Lane, ProfileDeclared, RegistryEntry
 from intertie.contracts.site import CordonPool, PoolRecord, RegisterSite, SiteRecord, SitesQuery, SitesReply
 from intertie.ids import SiteName
 from intertie.lane.keeper import LaneKeeper
@@ -22,7 +22,8 @@ from intertie.link.keeper import SiteRow
 from intertie.observe import log
 from intertie.registry.core import site
 from intertie.registry.core.freshness import Heard, Hearing, Judgement, Limits, first_look, judge, look
-from intertie.registry.store import RegistryStore
+from intertie.registry.drills import Drills
+from intertie.registry.store import Mark, RegistryStore
 from intertie.runtime import Beat
 from intertie.store import Leader, StoreTx, audit_reply
 from intertie.trust.rights import not_found, require, scope
@@ -55,6 +56,8 @@ class Registry:
         self.beat = Beat("registry-judge", JUDGE_S, scale=beat_scale)
         self.keeper = LaneKeeper(bus, Lane.REGISTRY, lanes, clock, interpret=self.interpret, on_heard=self.on_heard, epoch=lambda: epoch)
         self.bus = bus
+        self.drills: Drills | None = None
+        """Set where drills are kept; without it what sites say of them is noted and nothing follows."""
         self._hearings: dict[SiteName, Hearing] = {}
         self._hears_since_s: float | None = None
         self._looked_at_s = 0.0
@@ -79,6 +82,7 @@ class Registry:
         return SitesReply(
             sites=[_as_heard(record, heard.get(record.site)) for record in sites if seen.covers(site=record.site)],
             pools=[_as_heard(record, heard.get(record.site)) for record in pools if seen.covers(site=record.site)],
+            drill_max_age_days=self.drills.max_age_days if self.drills is not None else 0,
         )
 
     async def register(self, request: RegisterSite, caller: Caller) -> SiteRecord:
@@ -113,6 +117,15 @@ class Registry:
             taken = await self.store.observed(entry.site, said, now=now, mark=mark)
             if taken.undeclared:
                 LOG.warning("pools without a declaration count for nothing", site=entry.site, pools=list(taken.undeclared)[:10])
+        elif isinstance(said, DrillConsented | DrillRefused | DrillReported):
+            await self._of_drills(entry, said, mark)
+
+    async def _of_drills(self, entry: LaneEntry, said: DrillConsented | DrillRefused | DrillReported, mark: Mark) -> None:
+        if self.drills is not None:
+            await self.drills.said(entry, said, mark)
+            return
+        async with self.store.rows() as rows:
+            await mark(rows.tx)
 
     async def on_heard(self, row: SiteRow) -> None:
         """A sync was recorded. A site that was not known to be heard is judged at once, not with the next beat."""
