@@ -11,6 +11,7 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
 
@@ -26,12 +27,13 @@ from intertie.contracts import endpoints
 from intertie.contracts.base import Empty, Event, encode
 from intertie.contracts.identity import Claims, Role, SiteKeyChanged, SiteKeyRecord
 from intertie.contracts.job import AttemptChanged
-from intertie.contracts.link import Clocks, Lane, SegmentClosed, Sync, Synced, sync_subject
+from intertie.contracts.link import Clocks, JournalOpened, Lane, LostRange, PeriodClosed, SegmentClosed, Sync, Synced, sync_subject
+from intertie.contracts.quarantine import QuarantineQuery, Reinterpret
 from intertie.contracts.site import DeviceKind
-from intertie.contracts.usage import AgreeSpec, Price, Statement, StatementQuery
+from intertie.contracts.usage import AgreeSpec, LedgerCheck, PeriodCount, Price, Statement, StatementQuery
 from intertie.embedded.nats import running_nats
 from intertie.errors import IntertieError
-from intertie.ids import JournalId, PrincipalId, SessionId, new_event
+from intertie.ids import JournalId, PrincipalId, SessionId, digest, new_event
 from intertie.link.journal import first_digest
 from intertie.store import EVENTS
 from intertie.store.outbox import new_row
@@ -188,3 +190,54 @@ async def test_a_sync_and_an_event_become_a_statement_through_a_kill(hub: tuple[
             await rpc.call(bus, endpoints.LEDGER_CHECK, Empty(), claims="")
         process.terminate()
         assert await asyncio.to_thread(process.wait, LIMIT_S) == 0
+
+
+async def test_what_a_site_says_beside_its_segments_arrives_and_what_cannot_be_read_waits_to_be_read_again(
+    hub: tuple[Hub, NatsBus],
+) -> None:
+    """A period that is over, a range that nobody has, and an entry of a newer version, in one sync."""
+    made, bus = hub
+    site = Key.new("U")
+    at = SystemClock().now()
+    count = PeriodCount(
+        site=SITE, period="2026-10", start=at - timedelta(days=2), end=at - timedelta(days=1), attempts=1, segments=3, quantity_milli_us=9
+    )
+    facts = {"journal": "jnl-0", "lane": "metering", "first": 2, "last": 5, "digest_last": digest(b"x")}
+    lost = LostRange(
+        seq=3, at=at, journal=JournalId("jnl-0"), first=2, last=5, digest_last=digest(b"x"), sealed=seal(site, encode(facts), site.public)
+    )
+    opened = JournalOpened(seq=1, at=at, previous=JournalId("jnl-0"), why="hub_restored", place="here", kernel_boot="boot")
+    entries = [
+        encode(opened),
+        encode(PeriodClosed(seq=2, at=at, sealed=seal(site, encode(count), site.public))),
+        encode(lost),
+        encode({"kind": "of_tomorrow", "seq": 4}),
+    ]
+    async with made.metering():
+        await bus.ensure_stream(EVENTS)
+        keys = SiteKeyRecord(site=SITE, site_key=site.public, signing_key="A", account="A")
+        await tell(bus, SiteKeyChanged(version=1, record=keys), "identity")
+        assert (await sync(bus, entries, 1)).ack_through == 4
+
+        async def check() -> LedgerCheck:
+            return await rpc.call(bus, endpoints.LEDGER_CHECK, Empty(), claims=made.operator())
+
+        async def quarantined(times: int) -> bool:
+            # A second time: set aside, read again, set aside again.
+            listed = await rpc.call(bus, endpoints.METERING_QUARANTINE, QuarantineQuery(site=SITE), claims=made.operator())
+            seen.update(entry.at for entry in listed.entries)
+            return len(seen) == times and [(entry.seq, entry.kind) for entry in listed.entries] == [(4, "of_tomorrow")]
+
+        async def told() -> bool:
+            found = await check()
+            return [one.entries for one in found.lost] == [4] and [(one.state, one.missing_segments) for one in found.periods] == [
+                ("missing", 3)
+            ]
+
+        seen = set[datetime]()
+        await until(lambda: quarantined(1))
+        await until(told)
+        again = Reinterpret(site=SITE, reason="tried with this version")
+        assert (await rpc.call(bus, endpoints.METERING_REINTERPRET, again, claims=made.operator())).reopened == 1
+        await until(lambda: quarantined(2))
+        assert (await check()).sum == 0

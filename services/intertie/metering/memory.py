@@ -242,6 +242,9 @@ class MemoryMetering(MemoryStore):
         async with self.transaction():
             self.told_periods[number - 1] = replace(self.told_periods[number - 1], proven=True)
 
+    async def unproven_periods(self, limit: int) -> list[PeriodTold]:
+        return [one for one in self.told_periods if not one.proven][:limit]
+
     async def periods(self, site: SiteName | None, period: str | None, limit: int) -> list[PeriodTold]:
         found = [one for one in self.told_periods if site in (None, one.site) and period in (None, one.count.period)]
         found.sort(key=lambda one: (one.site, -one.number))

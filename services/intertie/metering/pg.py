@@ -209,6 +209,10 @@ class PgMetering:
         async with self.db.transaction() as tx:
             await tx.run(Q.period_proven, number)
 
+    async def unproven_periods(self, limit: int) -> list[PeriodTold]:
+        async with self.db.transaction(read_only=True) as tx:
+            return [_told(row) for row in await tx.all(Q.periods_unproven, limit)]
+
     async def periods(self, site: SiteName | None, period: str | None, limit: int) -> list[PeriodTold]:
         async with self.db.transaction(read_only=True) as tx:
             return [_told(row) for row in await tx.all(Q.periods_load, site, period, limit)]

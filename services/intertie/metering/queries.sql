@@ -141,6 +141,9 @@ VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13) ON CONFLICT DO N
 -- name: period_proven
 UPDATE period_told SET proven = true WHERE number = $1
 
+-- name: periods_unproven
+SELECT number, digest, payload, signer, signature, received_at, proven FROM period_told WHERE NOT proven ORDER BY number LIMIT $1
+
 -- name: periods_load
 -- Newest first; of one site or all, of one period or all.
 SELECT number, digest, payload, signer, signature, received_at, proven FROM period_told

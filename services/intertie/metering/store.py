@@ -141,6 +141,10 @@ class MeteringStore(Protocol):
         """A key came that proves a word."""
         ...
 
+    async def unproven_periods(self, limit: int) -> list[PeriodTold]:
+        """Words that no key of their site has proven yet, oldest first."""
+        ...
+
     async def periods(self, site: SiteName | None, period: str | None, limit: int) -> list[PeriodTold]:
         """Newest period first, and of each site and period the newest word first."""
         ...
