@@ -1,7 +1,7 @@
 """A service's epoch: what makes every number of ours usable once, even after the database has forgotten that it gave it (LINK D3).
 
 It is raised by a person (`intertie hub restored`) and by the service itself when it finds that the PostgreSQL it stands on is another one, or
-continues on another timeline. A raised epoch is the second in which it was raised, counted from 1970, unless one still higher is known: what
+continues on another timeline. A raised epoch is the second in which it was raised, counted from 2025, unless one still higher is known: what
 a restore forgot cannot say how high its epochs were, and the clock can.
 """
 
@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 
 from intertie.contracts.incident import ReportIncident, Severity
 from intertie.store.tx import Q, Tx
 
+# Where the seconds are counted from; 2056 is their 1,000,000,000th, above which no lane believes an epoch.
+BEGINNING = datetime(2025, 1, 1, tzinfo=UTC)
 # An epoch that a site tells and that lies this far beyond our clock is no word of any hub of ours, and following it would use up the numbers.
 BELIEVED_AHEAD_S = 366 * 86_400
 
@@ -51,13 +53,18 @@ class Raised:
 
 def believed(told: Iterable[int], now: datetime) -> list[int]:
     """The epochs among `told` that can be a hub's word."""
-    limit = int(now.timestamp()) + BELIEVED_AHEAD_S
+    limit = by_clock(now) + BELIEVED_AHEAD_S
     return [epoch for epoch in told if epoch <= limit]
+
+
+def by_clock(now: datetime) -> int:
+    """The epoch that is raised now if none higher is known."""
+    return max(2, int((now - BEGINNING).total_seconds()))
 
 
 def target(own: Iterable[int], told: Iterable[int], now: datetime) -> int:
     """An epoch above every one known here and every one that was ever raised by a clock before `now`."""
-    return max([int(now.timestamp()), *(epoch + 1 for epoch in own), *(epoch + 1 for epoch in believed(told, now))])
+    return max([by_clock(now), *(epoch + 1 for epoch in own), *(epoch + 1 for epoch in believed(told, now))])
 
 
 def differs(known: Place | None, found: Place) -> bool:

@@ -26,7 +26,7 @@ UPDATE service_epoch SET epoch = $1, reason = $2, raised_at = $3, system_identif
 
 -- name: epoch_told
 -- What sites say they have taken: the way by which a hub learns of epochs that its restored database has forgotten.
-SELECT site, max(instruction_epoch) AS epoch FROM lane_site GROUP BY site ORDER BY site
+SELECT site, max(greatest(instruction_epoch, epoch_told)) AS epoch FROM lane_site GROUP BY site ORDER BY site
 
 -- name: epoch_sessions
 -- Other processes of this service that are connected.
