@@ -8,12 +8,13 @@ import sys
 from collections.abc import Sequence
 
 import msgspec
-from ops.lib import bench_spine
+from ops.lib import bench_bus, bench_spine
 from ops.lib.bench_report import Benchmark, text_of
 
 from intertie.errors import IntertieError
+from intertie.observe import log
 
-BENCHMARKS: tuple[Benchmark, ...] = (bench_spine.SPINE,)
+BENCHMARKS: tuple[Benchmark, ...] = (bench_bus.BUS, bench_spine.SPINE)
 
 
 def listing() -> str:
@@ -34,6 +35,7 @@ def main(argv: Sequence[str]) -> int:
     chosen = next(one for one in BENCHMARKS if one.name == asked.name)
     if not 0 <= asked.rounds <= 100:
         parser.error("--rounds lies between 1 and 100")
+    log.setup("bench", "ERROR")  # What is killed on purpose is said as warnings; the report alone goes to standard output.
     try:
         report = asyncio.run(chosen.run(asked.rounds or chosen.rounds))
     except IntertieError as err:

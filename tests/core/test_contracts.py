@@ -6,8 +6,10 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from intertie.contracts.base import Contract, Instant, Text, decode, encode
-from intertie.contracts.usage import Price
+from intertie.contracts.base import Contract, Instant, Problem, Text, decode, encode, may_hold_decimal
+from intertie.contracts.link import Claimed, Ended, Sync
+from intertie.contracts.site import PoolProfile
+from intertie.contracts.usage import Price, Statement
 from intertie.errors import Refused
 
 
@@ -44,6 +46,13 @@ def test_a_number_that_is_none_is_refused_at_its_place() -> None:
     for amount in ('"NaN"', '"Infinity"', '"-Infinity"', '"1e"', "true"):
         with pytest.raises(Refused, match="per_hour"):
             decode(f'{{"kind": "gpu", "per_hour": {amount}}}', Price)
+
+
+def test_a_decimal_is_looked_for_wherever_one_can_be() -> None:
+    """Each type is looked into once: at any depth, through unions, lists, maps and types that hold themselves."""
+    assert may_hold_decimal(Price) and may_hold_decimal(Statement) and may_hold_decimal(Problem)
+    assert may_hold_decimal(dict[str, list[Price | None]]) and may_hold_decimal(tuple[int, Price])
+    assert not may_hold_decimal(Sync) and not may_hold_decimal(Claimed | Ended) and not may_hold_decimal(list[PoolProfile])
 
 
 def test_a_field_that_is_not_known_yet_is_passed_over() -> None:

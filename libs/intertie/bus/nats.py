@@ -282,10 +282,12 @@ class NatsBus:
     # core
 
     async def publish(self, subject: str, body: bytes, headers: Mapping[str, str] | None = None) -> None:
-        await self._now().publish(check(subject), body, headers or NO_HEADERS)
+        session = self._session or self._now()
+        await session.publish(check(subject), body, headers or NO_HEADERS)
 
     async def request(self, subject: str, body: bytes, *, timeout_s: float, headers: Mapping[str, str] | None = None) -> Message:
-        return await self._now().request(check(subject), body, timeout_s=timeout_s, headers=headers or NO_HEADERS)
+        session = self._session or self._now()
+        return await session.request(check(subject), body, timeout_s=timeout_s, headers=headers or NO_HEADERS)
 
     async def listen(self, subject: str, take: Callable[[Message], None], queue: str = "") -> Subscription:
         """The primitive under `subscribe` and `serve`; in force after the next barrier."""

@@ -195,7 +195,8 @@ class Session:
 
     async def publish(self, subject: str, body: bytes, headers: Mapping[str, str], reply: str = "") -> None:
         """Hand one message to the client; `Unavailable` if the link is gone."""
-        refuse_large(subject, headers, body, self.max_message)
+        if headers or len(body) > self.max_message:
+            refuse_large(subject, headers, body, self.max_message)
         if not self.usable:
             raise Unavailable("bus.unavailable", f"no connection to the bus ({self.reason})")
         spelt = {wire_name(name): value for name, value in headers.items()} if headers else None
@@ -214,16 +215,13 @@ class Session:
         token = str(self._count)
         asked: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
         self._asked[token], self._subjects[token] = asked, subject
-        loop = asyncio.get_running_loop()
-        end = loop.time() + timeout_s
+        # A timer that answers, not a timeout that cancels: nats-py may swallow the cancellation, and then nothing would end this wait.
+        timer = asyncio.get_running_loop().call_later(timeout_s, _too_late, asked, subject, timeout_s)
         try:
             await self.publish(subject, body, headers, reply=self._inbox + token)
-            # Not a timeout that cancels: nats-py may swallow the cancellation, and then nothing would end this wait.
-            done, _ = await asyncio.wait((asked,), timeout=max(0.0, end - loop.time()))
-            if not done:
-                raise Unavailable("bus.timeout", f"no answer from {subject} within {timeout_s:g} s: it may have been done")
-            answer = asked.result()
+            answer = await asked
         finally:
+            timer.cancel()
             del self._asked[token], self._subjects[token]
             if asked.done() and not asked.cancelled():
                 asked.exception()
@@ -276,6 +274,11 @@ class Session:
         writer = getattr(self.client._transport, "_io_writer", None)
         if writer is not None:
             writer.transport.abort()
+
+
+def _too_late(asked: asyncio.Future[Message], subject: str, timeout_s: float) -> None:
+    if not asked.done():
+        asked.set_exception(Unavailable("bus.timeout", f"no answer from {subject} within {timeout_s:g} s: it may have been done"))
 
 
 def message_of(msg: Msg) -> Message:

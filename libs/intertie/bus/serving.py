@@ -100,10 +100,12 @@ async def subscribe(bus: Listens, subject: str, handler: Handler, *, queue: str,
     check(subject, pattern=True)
 
     async def handle(message: Message) -> None:
-        if not may_answer(message, (SERVICE_IMPORT, INBOX)):
+        if message.reply and not may_answer(message, (SERVICE_IMPORT, INBOX)):
             return
         try:
-            await answer(bus, message.reply, await handler(message))
+            made = await handler(message)
+            if made is not None:
+                await answer(bus, message.reply, made)
         except Exception as error:
             said(error, message)
 

@@ -120,7 +120,8 @@ class Problem(Contract, frozen=True, kw_only=True):
 T = TypeVar("T")
 
 _json = msgspec.json.Encoder(decimal_format="string")
-_decoders: dict[Any, msgspec.json.Decoder[Any]] = {}
+_decoders: dict[Any, tuple[msgspec.json.Decoder[Any], bool]] = {}
+"""Decoder by type, and whether its values may hold a decimal at all: looking for one in each message would cost as much as reading it."""
 
 
 def encode(message: object) -> bytes:
@@ -130,16 +131,38 @@ def encode(message: object) -> bytes:
 
 def decode(data: bytes | str, kind: type[T], *, what: str = "message") -> T:
     """Parse and check one contract; `Refused('contract.invalid')` names the place (`$.resources.count`) and the rule."""
-    decoder = _decoders.get(kind)
-    if decoder is None:
-        decoder = _decoders.setdefault(kind, msgspec.json.Decoder(kind))
+    known = _decoders.get(kind)
+    if known is None:
+        known = _decoders.setdefault(kind, (msgspec.json.Decoder(kind), may_hold_decimal(kind)))
+    decoder, decimals = known
     try:
         value: T = decoder.decode(data)
     except (msgspec.ValidationError, msgspec.DecodeError, UnicodeDecodeError) as err:
         raise Refused("contract.invalid", f"{what} is not valid: {err}", next_step="compare it with schemas/") from err
-    if not _finite(value):
+    if decimals and not _finite(value):
         refuse_not_finite(value, what)
     return value
+
+
+def may_hold_decimal(kind: Any) -> bool:
+    """Whether a value of this type can hold a decimal, at any depth; `Any` and what msgspec cannot look into can."""
+    seen = set[Any]()
+    todo: list[Any] = [msgspec.inspect.type_info(kind)]
+    while todo:
+        found = todo.pop()
+        if isinstance(found, msgspec.inspect.DecimalType | msgspec.inspect.AnyType | msgspec.inspect.CustomType):
+            return True
+        if isinstance(found, msgspec.inspect.StructType):
+            if found.cls in seen:
+                continue
+            seen.add(found.cls)
+        for name in found.__struct_fields__:
+            held = getattr(found, name)
+            todo += [one for one in (held if isinstance(held, tuple) else (held,)) if isinstance(one, _LOOKED_INTO)]
+    return False
+
+
+_LOOKED_INTO = (msgspec.inspect.Type, msgspec.inspect.Field)
 
 
 _LEAVES = frozenset({str, int, bool, float, bytes, NoneType, datetime, msgspec.Raw})
