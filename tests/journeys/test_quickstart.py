@@ -74,3 +74,13 @@ def test_the_users_own_script_runs(folder: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert "mine" in done.stdout
     assert f"{script}:3:" in done.stderr
+
+
+@pytest.mark.parametrize(("lang", "alone", "same"), [("en", "works alone since", "Unchanged: ¥"), ("zh", "自治运行", "账单不受影响")])
+def test_the_dare_kills_the_bus_under_a_ticking_job_and_the_statement_is_the_same(folder: Path, lang: str, alone: str, same: str) -> None:
+    done = quickstart(folder / "d", [free_port(), free_port(), free_port()], "--dare", lang=lang)
+    assert done.returncode == 0, done.stdout + done.stderr
+    shown = done.stdout[done.stdout.index("The dare" if lang == "en" else "断线演示") :]
+    assert alone in shown and "still here" in shown and "20" in shown
+    assert same in shown
+    assert re.search(r"tick (\d+) \S+ → tick (\d+)", shown), shown

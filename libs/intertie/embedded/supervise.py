@@ -81,6 +81,11 @@ class _Part:
     starting: asyncio.Future[Child] | None = None
     started_at_s: float = 0.0
     history: list[Started] = field(default_factory=list)
+    wanted: asyncio.Event = field(default_factory=asyncio.Event)
+    """Cleared while somebody keeps it down on purpose."""
+
+    def __post_init__(self) -> None:
+        self.wanted.set()
 
 
 def service_command(service: str) -> Sequence[str]:
@@ -156,6 +161,19 @@ class HubSupervisor:
             first: Exception = next((each for each in errors.exceptions if isinstance(each, IntertieError)), errors.exceptions[0])
             raise first from errors
 
+    async def kill(self, name: str) -> int:
+        """Kill a part (no grace, as a crash would) and keep it down until `let` is called, for who rehearses that; its pid. Needs `watch`."""
+        part = next(part for part in self._parts if part.name == name)
+        child = part.child
+        assert child is not None, f"{name} is not up"
+        part.wanted.clear()
+        await self._in_thread(child.kill)
+        return child.pid
+
+    async def let(self, name: str) -> None:
+        """Start a part again that was killed on purpose; returns at once."""
+        next(part for part in self._parts if part.name == name).wanted.set()
+
     async def stop(self) -> None:
         """Stop everything in reverse order, each with its grace; repeatable."""
         for part in reversed(self._parts):
@@ -203,6 +221,9 @@ class HubSupervisor:
                     ends = 0
                 last = _how_it_ended(part.child)
                 part.child.kill()
+            if not part.wanted.is_set():
+                await part.wanted.wait()
+                ends = 0
             ends += 1
             if ends >= self.policy.limit:
                 raise Unavailable(

@@ -96,7 +96,7 @@ class Grants:
             assert held is not None, "an allowance that is not there holds nothing"
             pool, devices = self._devices(spec)
         except Refused:
-            self.refused += 1
+            self.refused += self._site.islanded_since() is not None
             raise
         attempt = self._attempt(tenant, spec, env, account, pool)
         await self._take(msgspec.structs.replace(attempt, devices=devices, attribution=held.sealed, epoch=epoch), held, uid)

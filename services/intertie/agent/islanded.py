@@ -60,8 +60,8 @@ class Alone:
 
     @property
     def why(self) -> str:
-        found = self._state.written.absence
-        return found.why if self.since is not None and found is not None else ""
+        since, found = self.since, self._state.written.absence
+        return found.why if since is not None and found is not None else ""
 
     async def tick(self) -> None:
         """Write down what began, ended or goes on; look whether all of the last absence is told."""

@@ -26,6 +26,7 @@ from intertie.cli import quickstart_jobs as demo
 from intertie.cli.client import Client
 from intertie.cli.config import Login
 from intertie.cli.out import exit_code, note
+from intertie.cli.quickstart_dare import Dare
 from intertie.cli.quickstart_screen import Screen
 from intertie.clock import SystemClock
 from intertie.contracts.http import Link, MappingBody, SubmitBody
@@ -72,23 +73,25 @@ AGENT_PAUSE_S = 0.5
 @click.option(
     "--job", "job_file", type=click.Path(path_type=Path, dir_okay=False, exists=True), default=None, help="Run this script first."
 )
+@click.option("--dare", is_flag=True, help="Then kill the bus while a job ticks, and show that nothing is lost.")
 @click.option("--port", type=click.IntRange(1, 65535), default=8480, help="Gateway port.")
 @click.option("--bus-port", type=click.IntRange(1, 65535), default=4222, help="Port of the bus.")
 @click.option("--database-port", type=click.IntRange(1, 65535), default=54329, help="Port of the database.")
-def quickstart(once: bool, data: Path | None, job_file: Path | None, port: int, bus_port: int, database_port: int) -> None:
+def quickstart(once: bool, data: Path | None, job_file: Path | None, dare: bool, port: int, bus_port: int, database_port: int) -> None:
     """Everything on this machine: bus, database, services, this machine as a site, real jobs, a priced statement.
 
     Stays up until Ctrl-C; jobs and data stay for the next run.
     """
     ports = HubPorts(gateway=port, bus=bus_port, database=database_port)
-    sys.exit(asyncio.run(Quickstart((data or default_data_dir()).absolute(), ports, job_file).run(once=once)))
+    sys.exit(asyncio.run(Quickstart((data or default_data_dir()).absolute(), ports, job_file, dare=dare).run(once=once)))
 
 
 class Quickstart:
     """One run. Steps raise `IntertieError`; the first that fails is said in one sentence and decides the exit code."""
 
-    def __init__(self, data: Path, ports: HubPorts, job_file: Path | None) -> None:
+    def __init__(self, data: Path, ports: HubPorts, job_file: Path | None, *, dare: bool = False) -> None:
         self._data = data
+        self._dare = dare
         self._ports = ports
         self._job_file = job_file
         self._screen = Screen()
@@ -118,6 +121,10 @@ class Quickstart:
             showing = asyncio.create_task(self._show(layout.public_url, layout.data / "admin.token"))
             tasks += [watching, showing]
             await first_of(showing, stop, watching)
+            if self._dare:
+                daring = asyncio.create_task(self._take_the_dare(supervisor, layout.public_url))
+                tasks.append(daring)
+                await first_of(daring, stop, watching)
             self._screen.end(self._clock.monotonic_s() - began, self._write_env(layout.public_url), stays=not once)
             if not once:
                 keeping = asyncio.create_task(self._keep_agent())
@@ -170,6 +177,13 @@ class Quickstart:
         self._screen.books(first, statement)
         link = await asyncio.to_thread(user.post, f"/v1/jobs/{jobs[0]}/link", Link, {})
         self._screen.page(first, link.url)
+
+    async def _take_the_dare(self, supervisor: HubSupervisor, url: str) -> None:
+        """The bus is killed while a job ticks."""
+        user = Client(Login(url=url, token=read_secret_file(self._token_file)))
+        site = self._data / f"site-{self._site}"
+        dare = Dare(user, site, self._account, supervisor, self._clock, lambda ask: self._until(ask, self._agent_ended))
+        await dare.run(await self._submit(user, demo.ticking()))
 
     def _specs(self) -> list[JobSpec]:
         if self._job_file is not None:

@@ -36,6 +36,11 @@ print(f"{{len(found)}} primes below 200000, {{rounds}} rounds")
 print("sha256", hashlib.sha256(text.encode()).hexdigest())
 """
 
+TICKS = """#!/bin/sh
+# One line a second: a gap would be seen.
+for n in $(seq 1 20); do date "+tick $n %T"; sleep 1; done
+"""
+
 BROKEN = """#!/bin/sh
 echo "loading the data set"
 echo "error: data/train.csv: no such file" >&2
@@ -88,6 +93,11 @@ def job_python(account: str) -> str:
 def compute(python: str) -> JobSpec:
     """Some six seconds of work, with a result."""
     return JobSpec(name="primes", script=COMPUTE.format(python=python), outputs=["primes.txt"], wall_s=120)
+
+
+def ticking() -> JobSpec:
+    """Says the second, each second, some twenty times."""
+    return JobSpec(name="ticks", script=TICKS, wall_s=120)
 
 
 def broken() -> JobSpec:

@@ -117,9 +117,9 @@ class Islanding:
     # --- for what is written down ---
 
     def seen(self, now: datetime, refused: int) -> None:
-        """It lasts still; so many tenants' submissions were refused in it since the last look."""
-        if self._lasting and (found := self._written.absence) is not None:
-            self._put(msgspec.structs.replace(found, last=now, refused=found.refused + refused))
+        """It lasts, or has just ended; so many tenants' submissions were refused in it since the last look."""
+        if (found := self._written.absence) is not None:
+            self._put(msgspec.structs.replace(found, last=now if self._lasting else found.last, refused=found.refused + refused))
 
     def returned(self, heads: dict[str, int], entries: int) -> None:
         """The hub is heard: so much waits for it now."""
