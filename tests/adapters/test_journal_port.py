@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from intertie.agent.journal import SqliteJournal
+from intertie.agent.journal import Bounds, SqliteJournal
 from intertie.contracts.base import decode
 from intertie.contracts.link import EntryBase, Instruction, Lane, SettingsApplied, Settle
 from intertie.errors import Refused
@@ -29,7 +29,7 @@ class Sqlite:
 
     async def open(self) -> Journal:
         await self.close()
-        self._open.append(await SqliteJournal.open(self._path))
+        self._open.append(await SqliteJournal.open(self._path, Bounds(kept_s=0)))
         return self._open[-1]
 
     async def close(self) -> None:
