@@ -106,15 +106,18 @@ _STREAM_MAKER = Permissions(
 )
 """Makes the public record, and makes it anew; hears who finds it mute."""
 
+_ANCHOR = Permissions(publish=(f"{PREFIX}.cmd.identity.anchor_audit",), subscribe=())
+"""Hands the head of its audit chain to identity."""
+
 _ASK = Permissions(publish=(f"{PREFIX}.down.*.ask",), subscribe=(f"{PREFIX}.up.*.answer",))
 _LIVE_EVENTS = Permissions(publish=(), subscribe=(f"{PREFIX}.evt.>",))
 
 BEYOND_COMMON: Mapping[str, tuple[Permissions, ...]] = {
-    "registry": (_lane(Lane.REGISTRY), _commands("incident")),
-    "scheduler": (_lane(Lane.SCHEDULER), _ASK, _telemetry(), _commands("incident")),
-    "metering": (_lane(Lane.METERING), _commands("incident")),
-    "identity": (_STREAM_MAKER, _commands("registry", "incident")),
-    "incident": (),
+    "registry": (_lane(Lane.REGISTRY), _commands("incident"), _ANCHOR),
+    "scheduler": (_lane(Lane.SCHEDULER), _ASK, _telemetry(), _commands("incident"), _ANCHOR),
+    "metering": (_lane(Lane.METERING), _commands("incident"), _ANCHOR),
+    "identity": (_STREAM_MAKER, _commands("registry", "incident"), _ANCHOR),
+    "incident": (_ANCHOR,),
     # It calls with its users' claims; what these may do is judged by the called service.
     "gateway": (_LIVE_EVENTS, _commands("registry", "scheduler", "metering", "identity", "incident")),
 }
