@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from intertie.agent.adapters.port import Presence
-from intertie.agent.books import save
+from intertie.agent.books import save, together
 from intertie.agent.core import attempts as life
 from intertie.agent.core import logs, usage
 from intertie.agent.core.leases import LEASE_OVER
@@ -24,6 +25,7 @@ from intertie.agent.core.model import OPEN, Attempt, EndedRecord, Failing, Start
 from intertie.contracts.base import encode
 from intertie.contracts.job import ResultRef
 from intertie.contracts.link import Ended, EntryBase, Lane, ResultStored, SegmentClosed, Started
+from intertie.contracts.usage import Segment
 from intertie.errors import Refused, Unavailable
 from intertie.ids import AttemptId, SegmentId, mint
 from intertie.link.journal import Build, NextSeq
@@ -202,8 +204,13 @@ class Course:
 
     async def _ended(self, end: life.Exit, result: ResultRef | None, trouble: str, packing_us: int) -> None:
         """The end, its segments and its counts: one fact, one transaction."""
-        site, attempt = self.site, self.attempt
+        site = self.site
+        await site.borders.rest(self.id)
+        attempt, cut = self.attempt, site.borders.cut_of(self.id)
         assert attempt.started is not None
+        if cut is not None and end.ran_us < cut.told_us:
+            # A reboot's last sign of life may be seconds before a border that it was seen to pass.
+            end = dataclasses.replace(end, ran_us=cut.told_us)
         judged = life.verdict(end, attempt)
         reason = f"{judged.reason}; outputs: {trouble}"[:2_000] if trouble else judged.reason[:2_000]
         ended_at = usage.utc_of(attempt.started.utc_ns) + timedelta(microseconds=end.ran_us)
@@ -216,6 +223,7 @@ class Course:
             ended=ended_at,
             ran_us=end.ran_us,
             result=result,
+            islanded=site.islanded(),
         )
         over = with_state(self.attempt, life.move(attempt, life.Event.END), ended=record, env={}, offer=None)
         if attempt.local is not None:
@@ -226,9 +234,11 @@ class Course:
             tail, total = await self._tail()
             # Over for whoever asks from now on; its devices are free only when that is on disk.
             site.books.attempts[self.id] = over
-            await site.record(self._ending(over, end, packing_us, tail, total), save(over))
+            segments, entries = self._ending(over, end, packing_us, tail, total)
+            await site.record(entries, together(save(over), site.borders.ended(self.id, segments)))
             site.put(over)
             site.listed.discard(self.id)
+            site.borders.forget(self.id)
         LOG.info("ended", attempt=self.id, outcome=judged.outcome, ran_us=end.ran_us)
         site.owner.devices_freed()
 
@@ -239,19 +249,21 @@ class Course:
         chunk = await self.site.adapter.log(self.id, start - before, TAIL_BYTES + before)
         return logs.cut(chunk.data, before, start, complete=True).text, total
 
-    def _ending(self, attempt: Attempt, end: life.Exit, packing_us: int, tail: str, log_bytes: int) -> Build:
-        site = self.site
+    def _ending(self, attempt: Attempt, end: life.Exit, packing_us: int, tail: str, log_bytes: int) -> tuple[Sequence[Segment], Build]:
+        """Its last segments (the first, if it passed no border), and the entries that tell them and the end."""
+        site, cut = self.site, self.site.borders.cut_of(attempt.id)
         assert attempt.started is not None and attempt.ended is not None
-        staged_us = 0
-        if attempt.go_boot_s is not None and attempt.kernel_boot == site.boot:
-            staged_us = max(0, attempt.started.boot_ns // 1000 - int(attempt.go_boot_s * 1e6))
-        parts = usage.spans(staged_us=staged_us, ran_us=end.ran_us, packing_us=packing_us)
-        told = usage.counts(attempt, parts)
+        parts = usage.spans_to_end(
+            staged_us=usage.staged_us(attempt, site.boot),
+            ran_us=end.ran_us,
+            packing_us=packing_us,
+            borders_us=site.borders.inside(attempt, end.ran_us + packing_us),
+            cut=cut,
+        )
+        told = usage.counts(attempt, parts, cut)
         ids = [SegmentId(mint("seg")) for _ in parts]
-        sealed = [
-            seal(site.key, encode(segment), site.key.public)
-            for segment in usage.segments(attempt, site.joined.site, parts, ids, islanded=site.islanded())
-        ]
+        measured = usage.segments(attempt, site.joined.site, parts, ids, islanded=site.islanded())
+        sealed = [seal(site.key, encode(segment), site.key.public) for segment in measured]
         ended, started = attempt.ended, usage.utc_of(attempt.started.utc_ns)
 
         def entries(following: NextSeq) -> Mapping[Lane, Sequence[EntryBase]]:
@@ -282,7 +294,7 @@ class Course:
             )
             return {Lane.METERING: segments, Lane.SCHEDULER: [last]}
 
-        return entries
+        return measured, entries
 
     # --- its outputs ---
 

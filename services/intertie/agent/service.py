@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import ssl
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 
 from intertie.agent.adapters.process import ProcessAdapter, find_cgroups
@@ -18,9 +20,15 @@ from intertie.agent.asks import Asks
 from intertie.agent.books import get_setting, put_setting
 from intertie.agent.config import VERSION, Folder, make_pools, node_name
 from intertie.agent.core.devices import inventory
+from intertie.agent.core.islanded import Sight
 from intertie.agent.core.model import OPEN, State
-from intertie.agent.door import Door
+from intertie.agent.door import Door, lent
+from intertie.agent.drill import Drill
+from intertie.agent.drill_door import mount as mount_drill
+from intertie.agent.islanded import Alone, known, lanes_wait
 from intertie.agent.journal import SqliteJournal
+from intertie.agent.reopen import begin, recall_place, reopen
+from intertie.agent.leave import GatewayRelease, Leaving
 from intertie.agent.room import spaces_of
 from intertie.agent.site import Site
 from intertie.agent.telemetry import Collector, Telemetry
@@ -31,7 +39,7 @@ from intertie.bus.port import Bus
 from intertie.clock import Clock, SystemClock
 from intertie.contracts.base import decode, encode
 from intertie.contracts.link import Instruction, Lane, LaneState, Sealed, SiteStatus
-from intertie.contracts.local import LocalStatus
+from intertie.contracts.local import DiskState, LocalStatus
 from intertie.contracts.site import Device
 from intertie.contracts.telemetry import encode_sample, local_telemetry_subject
 from intertie.errors import IntertieError
@@ -83,12 +91,23 @@ class Agent:
         )
         self.site.room.spaces = lambda: spaces_of([self.folder.root, self.folder.jobs, self.folder.packs])
         self.site.may_start = self._rules_here
-        self.site.islanded = lambda: self.islanded_since is not None
+        self.alone = Alone(self.site, self._sight)
+        self.site.islanded = lambda: self.alone.since is not None
+        self.site.islanded_since = lambda: self.alone.since
         self.site.offset = self._offset
         self.site.wake = self._wake
+        await self.alone.recover()
+        await recall_place(self.site)
         await self.site.recover()
+        await begin(self.site)
         await self.site.declare()
-        self._door = await Door(self.site, self._local_status).open(self.folder.socket)
+        self.leaving = Leaving(self.site, GatewayRelease(self.joined.gateway_url, self.joined.hub_ca))
+        await self.leaving.recover()
+        self.drill = Drill(self.site)
+        await self.drill.open()
+        door = Door(self.site, self._local_status, self.leaving, _end_this_process)
+        door.also = partial(mount_drill, self.drill)
+        self._door = await door.open(self.folder.socket)
         if self.site.adapter.single_user:
             LOG.warning(
                 "single-user mode", text="not root: jobs run as this user and could read the site's key; only the owner's tenant is taken"
@@ -97,6 +116,7 @@ class Agent:
     async def close(self) -> None:
         """What runs goes on; the next agent adopts it."""
         await self._door.cleanup()
+        await self.leaving.close()
         await self.site.close()
         await self.telemetry.close()
         await self.journal.close()
@@ -131,6 +151,7 @@ class Agent:
         while True:
             try:
                 await self.site.tick()
+                await self.alone.tick()
             except IntertieError as err:
                 LOG.warning("a tick was put off", code=err.code, text=err.text)
             await asyncio.sleep(TICK_S * self.beat)
@@ -139,7 +160,9 @@ class Agent:
         """A bus that connects when it can, with credentials minted here, offline, at each attempt."""
         login = SiteLogin(Key.read(self.folder.signing_key), self.joined.account, self.clock)
         tls = ssl.create_default_context(cadata=self.joined.hub_ca) if self.joined.hub_ca else None
-        return await NatsBus.connect(self.joined.bus_urls, name=f"agent-{self.joined.site}", credentials=login, tls=tls, wait=False)
+        return await self.drill.bus(
+            lambda: NatsBus.connect(self.joined.bus_urls, name=f"agent-{self.joined.site}", credentials=login, tls=tls, wait=False)
+        )
 
     async def speak(self, bus: Bus | None = None) -> None:
         """The three lanes, nudges and questions, for ever."""
@@ -167,6 +190,7 @@ class Agent:
             on_instructions=self._instructed if scheduler else None,
             on_settings=self._settings if scheduler else None,
             on_answer=self._answered if scheduler else None,
+            on_reopen=partial(reopen, self.site),
             running=self.site.running if scheduler else tuple,
             settings_revision=lambda: self.site.settings.revision if scheduler else 0,
             pace=pace_of(lane, self.site.settings.lane_beat_s * self.beat),
@@ -186,6 +210,7 @@ class Agent:
 
     async def _settings(self, sealed: Sealed, revision: int) -> None:
         await self.site.apply(sealed, revision)
+        self.drill.settings_came()
         for lane in self.lanes.values():
             lane.set_beat(self.site.settings.lane_beat_s * self.beat)
 
@@ -198,14 +223,16 @@ class Agent:
 
     @property
     def islanded_since(self) -> datetime | None:
-        """By the scheduler's lane: from the start until the first answer, and whenever it is silent. A bus that is gone needs no waiting for
-        silence: nothing can be heard from that moment on."""
+        """None while the hub is heard."""
+        return self.alone.since
+
+    def _sight(self) -> Sight:
+        """By the scheduler's lane: silent from the start until the first answer. A bus that is gone needs no waiting for silence: nothing can be
+        heard from that moment on."""
         lane = self.lanes.get(Lane.SCHEDULER)
         if lane is None:
-            return self.started
-        if lane.silent_since is None and not self.bus.connected:
-            return lane.last_heard or self.started
-        return lane.silent_since
+            return Sight(self.clock.now(), connected=False, silent_since=self.started, last_heard=None)
+        return Sight(self.clock.now(), self.bus.connected, lane.silent_since, lane.last_heard)
 
     def _offset(self) -> tuple[float, float]:
         lane = self.lanes.get(Lane.SCHEDULER)
@@ -225,6 +252,8 @@ class Agent:
             waiting=sum(attempt.state is State.WAITING for attempt in attempts),
             journal_entries=await self.journal.entries_waiting(),
             version=VERSION,
+            paused=self.site.pause.on,
+            paused_until=self.site.pause.until,
         )
 
     async def _local_status(self) -> LocalStatus:
@@ -238,13 +267,43 @@ class Agent:
             agent_started=self.started,
             islanded_since=self.islanded_since,
             lanes={lane.value: _said(self.lanes.get(lane)) for lane in Lane},
-            pools=inventory(self.site.pools.values(), books.attempts, books.holds, books.observed, paused=False),
+            pools=inventory(
+                self.site.pools.values(),
+                books.attempts,
+                books.holds,
+                books.observed,
+                paused=self.site.pause.on,
+                until=self.site.pause.until,
+            ),
             lent_jobs=len(self.site.running()),
             local_running=sum(attempt.state in OPEN for attempt in local),
             local_waiting=sum(attempt.state is State.WAITING for attempt in local),
             journal_entries=await self.journal.entries_waiting(),
             no_gpu=self.telemetry.none,
+            islanded_why=self.alone.why,
+            lent=[lent(books.attempts[name], self.site) for name in self.site.running() if name in books.attempts],
+            waits=await lanes_wait(self.site, self.lanes),
+            known=known(self.site),
+            paused=self.site.pause.told(),
+            disk=await self._disk(),
+            absence=await self.alone.report(),
         )
+
+    async def _disk(self) -> DiskState:
+        why = self.site.room.why
+        spaces = await asyncio.to_thread(self.site.room.spaces)
+        return DiskState(
+            accepting=why is None,
+            code=why.code if why else "",
+            text=why.text if why else "",
+            free_bytes=min((space.free for space in spaces), default=0),
+            journal_bytes=sum(f.stat().st_size for f in self.folder.root.glob("journal.db*")),
+        )
+
+
+def _end_this_process() -> None:
+    """As a service manager would."""
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _said(lane: SiteLane | None) -> str:
@@ -263,7 +322,7 @@ async def run(folder: Folder, environ: Mapping[str, str], successor: Successor) 
         mark = environ.get("INTERTIE_READY_FILE")
         async with ready(Path(mark) if mark else None, "agent", {"site": agent.joined.site}):
             successor.announce(agent.started)
-            return await serve(devices=agent.watch(), ticks=agent.tick(), lanes=agent.speak(), upgrades=successor.wait())
+            return await serve(devices=agent.watch(), ticks=agent.tick(), lanes=agent.speak(), drill=agent.drill.run(), upgrades=successor.wait())
     finally:
         successor.withdraw()
         await agent.close()

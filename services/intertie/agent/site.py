@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from intertie.agent.adapters.port import Adapter
 from intertie.agent.books import bury, get_setting, load, prune, put_setting, save, see, settle, together
+from intertie.agent.borders import Borders
 from intertie.agent.core import attempts as life
 from intertie.agent.core.devices import Pool, inventory
 from intertie.agent.core.model import OPEN, Attempt, EndedRecord, Failing, Moment, State, StopAsked, with_state
@@ -20,9 +22,11 @@ from intertie.agent.core.offers import Books, NotTaken, Repeated, Taken, Terms, 
 from intertie.agent.core.rules import Rules
 from intertie.agent.course import Course
 from intertie.agent.displace import displace
+from intertie.agent.grants import Grants
 from intertie.agent.journal import Also, Cursor, SqliteJournal, handled
 from intertie.agent.leases import Leases
 from intertie.agent.owner import Owner
+from intertie.agent.pause import Pause
 from intertie.agent.room import Room
 from intertie.agent.search import rebuild, search
 from intertie.agent.transfer import Transfer
@@ -92,6 +96,8 @@ class Site:
         self.listed: set[AttemptId] = set()
         """Hub attempts that may hold devices: added before the claim is journalled, removed after the end is."""
         self.islanded: Callable[[], bool] = lambda: True
+        began = clock.now()
+        self.islanded_since: Callable[[], datetime | None] = lambda: began if self.islanded() else None
         self.offset: Callable[[], tuple[float, float]] = lambda: (0.0, 0.0)
         """Estimate of hub minus site wall clock, and its error; seconds."""
         self.wake: Callable[[Collection[Lane]], None] = lambda lanes: None
@@ -108,6 +114,7 @@ class Site:
         self.owner = Owner(self)
         self.leases = Leases(self)
         self.room = Room(self)
+        self.borders, self.pause, self.grants = Borders(self), Pause(self), Grants(self)
 
     # --- life ---
 
@@ -119,6 +126,9 @@ class Site:
         if stored:
             self.settings = decode(stored, SiteSettings, what="stored settings")
         await rebuild(self)
+        await self.borders.recover()
+        await self.pause.recover()
+        await self.grants.recover()
         for attempt in list(self.books.attempts.values()):
             if attempt.local is None and attempt.state in OPEN:
                 self.listed.add(attempt.id)
@@ -155,6 +165,7 @@ class Site:
             cordoned=frozenset(self.settings.cordoned_pools),
             may_run_as=self.adapter.may_run_as,
             owner_first=self.rules.owner_first,
+            paused=self.pause.on,
             closed=self.room.why,
             self_stop=self.adapter.self_stop,
         )
@@ -524,7 +535,9 @@ class Site:
         self.books.observed = dict(seen)
         if pools is not None:
             self.pools = {pool.name: pool for pool in pools}
-        now = inventory(self.pools.values(), self.books.attempts, self.books.holds, self.books.observed, paused=False)
+        now = inventory(
+            self.pools.values(), self.books.attempts, self.books.holds, self.books.observed, paused=self.pause.on, until=self.pause.until
+        )
         if now != self._told:
 
             def entries(following: NextSeq) -> Mapping[Lane, Sequence[EntryBase]]:
@@ -568,6 +581,8 @@ class Site:
         for instruction in list(self._unanswered):
             await self.journal.drop_unhandled(instruction)
             self._unanswered.discard(instruction)
+        await self.pause.tick()
+        await self.borders.tick()
 
 
 def _owes_result(attempt: Attempt) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 
 from intertie.agent.core.model import OPEN, Attempt, State
 from intertie.contracts.site import Device, DeviceKind, DeviceObserved, DeviceState, PoolInventory, PoolProfile
@@ -103,7 +104,13 @@ def state_of(
 
 
 def inventory(
-    pools: Iterable[Pool], attempts: Mapping[AttemptId, Attempt], holds: Holds, observed: Mapping[DeviceId, DeviceState], *, paused: bool
+    pools: Iterable[Pool],
+    attempts: Mapping[AttemptId, Attempt],
+    holds: Holds,
+    observed: Mapping[DeviceId, DeviceState],
+    *,
+    paused: bool,
+    until: datetime | None = None,
 ) -> list[PoolInventory]:
     """Each pool as it is now. Local work counts in `running` and `waiting`, and is never named."""
     local = {attempt.id: attempt.local is not None for attempt in attempts.values()}
@@ -117,6 +124,7 @@ def inventory(
                 running=sum(attempt.state in OPEN for attempt in here),
                 waiting=sum(attempt.state == "waiting" for attempt in here),
                 accepting=not paused,
+                paused_until=until,
             )
         )
     return found

@@ -88,6 +88,8 @@ class EndedRecord(msgspec.Struct, frozen=True, kw_only=True):
     ran_us: int
     result: ResultRef | None = None
     result_stored: bool = False
+    islanded: bool = False
+    """The hub was silent when it ended."""
 
 
 class Attempt(msgspec.Struct, frozen=True, kw_only=True):
