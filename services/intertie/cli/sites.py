@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TextIO
 
 import click
+from msgspec import structs
 
+from intertie.cli.client import Client
 from intertie.cli.drill import drill_line
 from intertie.cli.leave import leave, receipt
 from intertie.cli.out import ago, json_option, line, local, note, print_json, table
 from intertie.cli.session import connect
 from intertie.contracts.http import CloseBody, CordonBody
 from intertie.contracts.identity import Invited, InviteSite, SiteKeyRecord
-from intertie.contracts.site import Freshness, PoolRecord, SiteKind, SitesReply, TaskType
+from intertie.contracts.site import Freshness, PoolRecord, SiteKind, SiteRecord, SitesReply, TaskType
 from intertie.errors import NotFound
 from intertie.ids import PoolName, SiteName, TenantName
 from intertie.text import language, say
@@ -73,28 +75,61 @@ def join(hub_url: str, token_file: TextIO, data: Path | None, profile: Path | No
 @json_option
 def list_sites(accelerator: str | None, task_type: str | None, as_json: bool) -> None:
     """Sites and their pools, by capability."""
-    reply = connect().get("/v1/sites", SitesReply, {"accelerator": accelerator, "task_type": task_type})
+    reply = all_sites(connect(), {"accelerator": accelerator, "task_type": task_type})
     if as_json:
         print_json(reply)
         return
-    rows = [pool_row(pool) for pool in reply.pools]
+    marks = {s.site: marked(s) for s in reply.sites}
+    rows = [pool_row(pool, marks.get(pool.site, "")) for pool in reply.pools]
     pools_of = {pool.site for pool in reply.pools}
     rows += [
-        (s.site, "-", say(f"freshness.{s.freshness}", language()), "-", "-", ago(s.last_heard))
+        (s.site, "-", say(f"freshness.{s.freshness}", language()) + marks[s.site], "-", "-", ago(s.last_heard))
         for s in reply.sites
         if s.site not in pools_of
     ]
     table(("SITE", "POOL", "FRESHNESS", "FREE", "PHASE", "HEARD"), rows, empty=say("cli.no_sites", language()))
 
 
-def pool_row(pool: PoolRecord) -> tuple[str, str, str, str, str, str]:
+def all_sites(client: Client, query: Mapping[str, str | None]) -> SitesReply:
+    """Every page of the answer, as one."""
+    whole = page = client.get("/v1/sites", SitesReply, query)
+    while page.next:
+        page = client.get("/v1/sites", SitesReply, {**query, "after": page.next})
+        whole = structs.replace(whole, sites=[*whole.sites, *page.sites], pools=[*whole.pools, *page.pools], next="")
+    return structs.replace(whole, next="")
+
+
+def own_words(record: SiteRecord) -> list[str]:
+    """What the site's owner and the site itself say about taking work, and what stands still."""
+    said = []
+    if record.left_at is not None:
+        said.append(say("site.left", language(), at=local(record.left_at)))
+    if record.paused and record.paused_until is not None:
+        said.append(say("site.paused_until", language(), until=local(record.paused_until), reason=record.paused_reason or "-"))
+    elif record.paused:
+        said.append(say("site.paused", language(), reason=record.paused_reason or "-"))
+    if not record.accepting:
+        said.append(say("site.not_accepting", language(), why=record.condition or "?"))
+    if not record.self_stop:
+        said.append(say("site.no_self_stop", language()))
+    said += [say("site.lane_stands", language(), lane=lane, state=state) for lane, state in sorted(record.lanes.items())]
+    return said
+
+
+def marked(record: SiteRecord) -> str:
+    """What stands beside a site's freshness in a list, if it takes no work of its own will."""
+    found = "left" if record.left_at is not None else "paused" if record.paused else "" if record.accepting else "not_accepting"
+    return f" · {say(f'site.mark_{found}', language())}" if found else ""
+
+
+def pool_row(pool: PoolRecord, mark: str = "") -> tuple[str, str, str, str, str, str]:
     """A pool as a row; what is not known is `?`, never zero."""
     free = "?"
     if pool.inventory is not None and pool.freshness == "fresh":
         free = str(sum(1 for d in pool.inventory.devices if d.state == "free"))
     what = f"{free}/{pool.profile.lendable.devices} {pool.profile.accelerator if pool.profile.accelerator != 'none' else 'slot'}"
     phase = pool.phase + (" cordoned" if pool.cordoned else "") + (" draining" if pool.draining else "")
-    return pool.site, pool.pool, say(f"freshness.{pool.freshness}", language()), what, phase, ago(pool.last_heard)
+    return pool.site, pool.pool, say(f"freshness.{pool.freshness}", language()) + mark, what, phase, ago(pool.last_heard)
 
 
 @site.command()
@@ -102,7 +137,7 @@ def pool_row(pool: PoolRecord) -> tuple[str, str, str, str, str, str]:
 @json_option
 def show(name: str, as_json: bool) -> None:
     """One site: its pools, what they declare and hold, how old that is."""
-    reply = connect().get("/v1/sites", SitesReply, {"site": name})
+    reply = all_sites(connect(), {"site": name})
     if not reply.sites:
         raise NotFound("site.not_found", f"no site {name} is known", next_step="intertie site list")
     if as_json:
@@ -115,6 +150,8 @@ def show(name: str, as_json: bool) -> None:
         )
         if s.single_user:
             line(f"single-user: jobs run as the agent's own user; only tenant {s.owner_tenant}")
+        for words in own_words(s):
+            line(words)
         if s.clock_offset_s is not None:
             line(f"clock offset {s.clock_offset_s:+.3f} s")
         if said := drill_line(s, reply.drill_max_age_days):
@@ -169,7 +206,7 @@ def drain(name: str, pool: str | None, reason: str, wait: bool) -> None:
 
     _cordon(name, pool, on=True, drain=True, reason=reason)
     while wait:
-        reply = connect(send_waiting=False).get("/v1/sites", SitesReply, {"site": name})
+        reply = all_sites(connect(send_waiting=False), {"site": name})
         left = still_running([p for p in reply.pools if pool in (None, p.pool)])
         if left == 0:
             return
