@@ -228,7 +228,18 @@ def test_a_site_s_count_is_compared_with_what_is_here(told: int | None, held_her
     )
 
 
-@pytest.mark.parametrize("changes", [{"site": SiteName("site-b")}, {"period": "2026-12\n"}, {"period": "winter"}, {"end": START}])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"site": SiteName("site-b")},
+        {"period": "2026-12\n"},
+        {"period": "winter"},
+        {"end": START},
+        {"segments": 10**30},
+        {"attempts": 10**30},
+        {"quantity_milli_us": 10**40},
+    ],
+)
 def test_a_word_that_is_none_goes_to_quarantine(changes: dict[str, Any]) -> None:
     with pytest.raises(Refused):
         period_told(SITE, said(1, **changes), T0)
@@ -259,9 +270,10 @@ def test_a_lost_range_is_kept_whatever_its_seal_is_worth_and_says_what_it_is_wor
     assert (told.entries, told.proven) == (7, proven)
 
 
-def test_a_range_that_is_none_is_refused() -> None:
+@pytest.mark.parametrize(("first", "last"), [(9, 3), (1, 10**30)])
+def test_a_range_that_is_none_is_refused(first: int, last: int) -> None:
     with pytest.raises(Refused):
-        lost_entries(SITE, lost(9, 3), KEYS[SITE], verify, T0)
+        lost_entries(SITE, lost(first, last), KEYS[SITE], verify, T0)
 
 
 # --- islanded allowances -----------------------------------------------------------------------------------------------------------------------

@@ -21,6 +21,12 @@ from intertie.ids import Digest, SiteName, digest
 from intertie.metering.core.attribution import Verify
 from intertie.metering.core.evidence import SiteKeys
 
+# A million sites' segments of a month; all devices of the world for a year; a journal that says a million things a second for thirty years.
+# Beyond them nothing was counted, and no table holds it.
+MOST_COUNTED = 10**12
+MOST_QUANTITY = 10**27
+MOST_NUMBERED = 10**15
+
 _PERIOD = re.compile(r"\d{4}-\d{2}\Z")
 
 
@@ -76,7 +82,8 @@ def proven(sealed: Sealed, keys: SiteKeys, verify: Verify) -> bool:
 def period_told(site: SiteName, sealed: Sealed, at: datetime) -> PeriodTold:
     """Parse a site's count; `contract.invalid` if it is none, `metering.period` if it is another site's or no period. Nothing is believed yet."""
     count = decode(sealed.payload, PeriodCount, what="period count")
-    if count.site != site or not _PERIOD.match(count.period) or count.end <= count.start:
+    more = max(count.attempts, count.segments) > MOST_COUNTED or count.quantity_milli_us > MOST_QUANTITY
+    if count.site != site or not _PERIOD.match(count.period) or count.end <= count.start or more:
         raise Refused("metering.period", f"{site} cannot say that {count.period[:40]!r} of {count.site} is over")
     return PeriodTold(count, sealed, digest(sealed.payload.encode()), at)
 
@@ -84,7 +91,7 @@ def period_told(site: SiteName, sealed: Sealed, at: datetime) -> PeriodTold:
 def lost_entries(site: SiteName, said: LostRange, keys: SiteKeys, verify: Verify, at: datetime) -> Lost:
     """What is gone. It is recorded whatever its seal is worth: nobody gains by saying that his own evidence is lost; `metering.lost_range` if it is
     no range."""
-    if said.last < said.first:
+    if not said.first <= said.last <= MOST_NUMBERED:
         raise Refused("metering.lost_range", f"{site} says that entries {said.first} to {said.last} are lost: that is no range")
     try:
         facts = decode(said.sealed.payload, _LostFacts, what="lost range")
