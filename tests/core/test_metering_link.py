@@ -205,7 +205,7 @@ def test_however_many_borders_cut_an_attempt_its_periods_add_up_to_the_whole(
 START, END = at(-1_000), at(1_000)
 
 
-def said(segments: int, *, site: SiteName = SITE, quantity: int = 6, key: str = "", **changes: Any) -> Any:
+def said(segments: int, /, *, site: SiteName = SITE, quantity: int = 6, key: str = "", **changes: Any) -> Any:
     count = PeriodCount(site=site, period="2026-12", start=START, end=END, attempts=1, segments=segments, quantity_milli_us=quantity)
     return sealed(encode(msgspec.structs.replace(count, **changes)), key or site_key(SITE))
 
