@@ -44,6 +44,7 @@ class Endpoint(Generic[Q, R]):
 # registry
 SITES = Endpoint("qry", "registry", "sites", s.SitesQuery, s.SitesReply, "site.read")
 REGISTER_SITE = Endpoint("cmd", "registry", "register_site", s.RegisterSite, s.SiteRecord, "site.register")
+SITE_LEFT = Endpoint("cmd", "registry", "site_left", s.SiteLeft, s.SiteRecord, "site.register")
 CORDON = Endpoint("cmd", "registry", "cordon", s.CordonPool, s.SitesReply, "site.cordon")
 PLAN_DRILL = Endpoint("cmd", "registry", "plan_drill", d.PlanDrill, d.DrillRecord, "drill.start")
 CALL_OFF_DRILL = Endpoint("cmd", "registry", "call_off_drill", d.CallOffDrill, d.DrillRecord, "drill.start")

@@ -219,11 +219,17 @@ class SitesQuery(Contract, frozen=True, kw_only=True):
     site: SiteName | None = None
     accelerator: str | None = None
     task_type: TaskType | None = None
+    after: str = ""
+    """Where the answer before ended (its `next`); empty: from the beginning."""
 
 
 class SitesReply(Contract, frozen=True, kw_only=True):
+    """Sites by name, each with its pools; as many as one message carries. A pool of a page before may follow without its site."""
+
     sites: list[SiteRecord]
     pools: list[PoolRecord]
+    next: str = ""
+    """There is more: ask again with `after` = this. Empty: that was all."""
     drill_max_age_days: NonNegative = 0
     """Policy: a site without a passed drill younger than this says so; 0: none is told."""
 
@@ -239,6 +245,13 @@ class RegisterSite(Contract, frozen=True, kw_only=True):
     owner_tenant: str
     agent_version: str
     pools: list[PoolProfile]
+
+
+class SiteLeft(Contract, frozen=True, kw_only=True):
+    """`cmd.registry.site_left`: identity tells the registry that a site has left for good (idempotent)."""
+
+    site: SiteName
+    at: Instant
 
 
 class CordonPool(Contract, frozen=True, kw_only=True):

@@ -180,7 +180,10 @@ TEXTS: Mapping[str, tuple[str, str]] = {
         "{site} 的密钥已撤销;如需重新接入:intertie site invite",
     ),
     "cli.no_tenants": ("no tenant yet: intertie tenant create NAME", "还没有租户:intertie tenant create NAME"),
-    "cli.preempted": ("preemption asked for; it is queued again when its end is seen, if it is restartable", "已请求抢占；可重启的任务在确认结束后重新排队"),
+    "cli.preempted": (
+        "preemption asked for; it is queued again when its end is seen, if it is restartable",
+        "已请求抢占；可重启的任务在确认结束后重新排队",
+    ),
     "cli.attempt_closed": ("{attempt} is waited for no longer", "不再等待 {attempt}"),
     "cli.no_grants": ("no islanded allowances", "没有自治额度"),
     "cli.no_quotas": ("no quota is set: what is free may be used", "未设配额:空闲资源均可使用"),
@@ -284,6 +287,21 @@ TEXTS: Mapping[str, tuple[str, str]] = {
     "cli.bad": ("fail", "失败"),
     "cli.hub_next": ("next: intertie hub up --data {data}", "下一步:intertie hub up --data {data}"),
     "cli.hub_up": ("{url} is up; the operator's token is in {token}; Ctrl-C stops", "{url} 已启动;运营方令牌在 {token};按 Ctrl-C 停止"),
+    "site.left": ("left the federation at {at}", "已于 {at} 退出联邦"),
+    "site.paused": ("the owner has paused lending, their right: {reason}", "站点方已暂停出让(属其权利):{reason}"),
+    "site.paused_until": (
+        "the owner has paused lending until {until}, their right: {reason}",
+        "站点方已暂停出让至 {until}(属其权利):{reason}",
+    ),
+    "site.not_accepting": ("takes no new work: {why}", "不接收新任务:{why}"),
+    "site.no_self_stop": (
+        "no `rerun` work is placed here: nothing stops it without the agent",
+        "不安排可重跑任务:接入端不在时无法自行停止",
+    ),
+    "site.lane_stands": ("lane {lane} stands still: {state}", "通道 {lane} 停滞:{state}"),
+    "site.mark_paused": ("paused", "已暂停"),
+    "site.mark_not_accepting": ("takes no work", "不接收"),
+    "site.mark_left": ("left", "已退出"),
     "cli.epochs_raised": (
         "the epochs are raised; start the services: sites now say again what they still hold",
         "各服务纪元已提升;请启动服务:各站点将重新上报仍持有的记录",

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import getpass
 import signal
+import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
@@ -18,16 +19,14 @@ from intertie.cli.client import Client
 from intertie.cli.config import Login
 from intertie.cli.out import json_option, line, note, print_json, table
 from intertie.clock import SystemClock
+from intertie.contracts.base import Problem, decode
 from intertie.contracts.http import Health
-from intertie.embedded.hub import HubLayout, HubPorts, HubSettings, default_data_dir, environment, init_hub, open_hub
+from intertie.embedded.hub import SERVICES, HubLayout, HubPorts, HubSettings, default_data_dir, environment, init_hub, open_hub
 from intertie.embedded.postgres import role_script
 from intertie.embedded.process import is_running, read_record
 from intertie.embedded.supervise import HubSupervisor
-from intertie.errors import IntertieError
+from intertie.errors import IntertieError, Refused
 from intertie.settings import read_secret
-from intertie.store.restore import KEEPERS, Restored
-from intertie.store.restore import Login as StoreLogin
-from intertie.store.restore import restored as raise_everywhere
 from intertie.text import language, say
 
 data_option = click.option(
@@ -37,6 +36,36 @@ data_option = click.option(
     default=None,
     help="The hub's folder (default: INTERTIE_DATA_DIR, else /var/lib/intertie as root, ~/.local/share/intertie otherwise).",
 )
+
+
+KEEPERS = tuple(service for service in SERVICES if service != "gateway")
+# Each schema is migrated, read and raised; a database that has just recovered from a backup is slow.
+RAISE_S = 300.0
+
+
+class StorePlace(msgspec.Struct, frozen=True, kw_only=True):
+    """How a service's schema is reached; `role`: whom the login becomes."""
+
+    service: str
+    url: str
+    password: str
+    role: str = ""
+
+
+class ServiceEpoch(msgspec.Struct, frozen=True, kw_only=True):
+    """One service's epoch, before and after; the same if it had been raised for this reason already."""
+
+    service: str
+    before: int
+    after: int
+
+
+class EpochsRaised(msgspec.Struct, frozen=True, kw_only=True):
+    """`told`: the highest epoch that a site has taken; `doubted`: sites that told one that no hub can have given."""
+
+    services: list[ServiceEpoch]
+    told: int
+    doubted: list[str]
 
 
 @click.group()
@@ -155,10 +184,10 @@ def restored(data: Path | None, reason: str, live: bool, database_url: str, pass
     """
     if database_url and password_file is not None:
         password = read_secret(password_file)
-        done = asyncio.run(raise_epochs({name: StoreLogin(database_url, password, name) for name in KEEPERS}, reason=reason, live=live))
+        done = raise_epochs([StorePlace(service=name, url=database_url, password=password, role=name) for name in KEEPERS], reason, live)
     else:
-        with folder_database(open_hub(data or default_data_dir()), database_url) as logins:
-            done = asyncio.run(raise_epochs(logins, reason=reason, live=live))
+        with folder_database(open_hub(data or default_data_dir()), database_url) as places:
+            done = raise_epochs(places, reason, live)
     if as_json:
         print_json(done)
         return
@@ -168,27 +197,37 @@ def restored(data: Path | None, reason: str, live: bool, database_url: str, pass
     note(say("cli.epochs_raised" if any(s.before != s.after for s in done.services) else "cli.epochs_stand", language()))
 
 
-async def raise_epochs(logins: Mapping[str, StoreLogin], *, reason: str, live: bool) -> Restored:
-    """`restored`, by whoever is at this machine."""
-    return await raise_everywhere(logins, reason=reason, actor=f"host/{getpass.getuser()}", live=live)
+def raise_epochs(places: Sequence[StorePlace], reason: str, live: bool) -> EpochsRaised:
+    """By a process that has the database's driver; whoever is at this machine stands in the audit."""
+    ask = {"places": places, "reason": reason, "actor": f"host/{getpass.getuser()}", "live": live}
+    command = [sys.executable, "-m", "intertie.identity.restored"]
+    done = subprocess.run(command, input=msgspec.json.encode(ask), capture_output=True, check=False, timeout=RAISE_S)
+    if done.returncode == 0:
+        return decode(done.stdout, EpochsRaised, what="the answer")
+    try:
+        problem = decode(done.stdout, Problem, what="the answer")
+    except Refused:
+        words = done.stderr.decode("utf-8", "replace").strip().splitlines()
+        raise Refused("hub.restored", f"the epochs were not raised: {words[-1][:300] if words else 'no reason given'}") from None
+    raise Refused(problem.code, problem.text, next_step=problem.next_step)
 
 
 @contextmanager
-def folder_database(layout: HubLayout, database_url: str = "") -> Iterator[Mapping[str, StoreLogin]]:
+def folder_database(layout: HubLayout, database_url: str = "") -> Iterator[list[StorePlace]]:
     """How the folder's services reach their database, which is started for as long as this lasts if it is the folder's own and stands still."""
     passwords = {each.role: each.password for each in layout.role_passwords()}
     if database_url:
         parts = urlsplit(database_url)
         place = parts.netloc.rpartition("@")[2]
-        yield {name: StoreLogin(urlunsplit(parts._replace(netloc=f"{name}@{place}")), passwords[name]) for name in KEEPERS}
-        return
+        urls = {name: urlunsplit(parts._replace(netloc=f"{name}@{place}")) for name in KEEPERS}
+    else:
+        urls = {name: environment(layout, name)["INTERTIE_DATABASE_URL"] for name in KEEPERS}
     record = read_record(layout.run, "postgres")
-    server = None if record is not None and is_running(record.identity) else layout.postgres()
+    server = None if database_url or (record is not None and is_running(record.identity)) else layout.postgres()
     if server is not None:
         server.start()
     try:
-        urls = {name: environment(layout, name)["INTERTIE_DATABASE_URL"] for name in KEEPERS}
-        yield {name: StoreLogin(url, passwords[name]) for name, url in urls.items()}
+        yield [StorePlace(service=name, url=url, password=passwords[name]) for name, url in urls.items()]
     finally:
         if server is not None:
             server.stop()

@@ -15,7 +15,18 @@ from intertie.contracts.audit import AuditAnchorsQuery, AuditChainQuery
 from intertie.contracts.base import Contract, Empty, decode
 from intertie.contracts.drill import CallOffDrill, ConsentDrill, DrillQuery, DrillSignature, DrillsQuery, PlanDrill, SignDrill
 from intertie.contracts.endpoints import Endpoint
-from intertie.contracts.http import AllowanceBody, CloseBody, ConsentBody, CordonBody, MappingBody, QuotaBody, ReasonBody, SubmitBody
+from intertie.contracts.http import (
+    AllowanceBody,
+    CloseAttemptBody,
+    CloseBody,
+    ConsentBody,
+    CordonBody,
+    GrantBody,
+    MappingBody,
+    QuotaBody,
+    ReasonBody,
+    SubmitBody,
+)
 from intertie.contracts.identity import (
     AuditQuery,
     CreateTenant,
@@ -28,7 +39,18 @@ from intertie.contracts.identity import (
     RevokeToken,
 )
 from intertie.contracts.incident import AcknowledgeIncident, CloseIncident, IncidentsQuery, IncidentState, ReportIncident
-from intertie.contracts.job import CancelJob, JobQuery, JobsQuery, JobState, LogsQuery, SetQuota, SubmitJob
+from intertie.contracts.job import (
+    CancelJob,
+    CloseAttempt,
+    JobQuery,
+    JobsQuery,
+    JobState,
+    LogsQuery,
+    PreemptJob,
+    SetGrant,
+    SetQuota,
+    SubmitJob,
+)
 from intertie.contracts.quarantine import QuarantineQuery, Reinterpret
 from intertie.contracts.site import CordonPool, SitesQuery, TaskType
 from intertie.contracts.usage import AgreeSpec, ReleaseSegment, SetAllowance, SpecsQuery, StatementQuery, SuspenseQuery
@@ -138,12 +160,30 @@ def _sites(p: Parts) -> SitesQuery:
         site=SiteName(p.query["site"]) if p.query.get("site") else None,
         accelerator=p.query.get("accelerator") or None,
         task_type=p.choice("task_type", TaskType),
+        after=p.query.get("after", ""),
     )
 
 
 def _quota(p: Parts) -> SetQuota:
     body = p.parse(QuotaBody)
     return SetQuota(tenant=TenantName(p.path["tenant"]), site=body.site, kind=body.kind, limit=body.limit)
+
+
+def _grant(p: Parts) -> SetGrant:
+    body = p.parse(GrantBody)
+    return SetGrant(
+        tenant=TenantName(p.path["tenant"]),
+        site=SiteName(p.path["site"]),
+        kind=body.kind,
+        devices=body.devices,
+        card_hours=body.card_hours,
+        valid_days=body.valid_days,
+    )
+
+
+def _close_attempt(p: Parts) -> CloseAttempt:
+    body = p.parse(CloseAttemptBody)
+    return CloseAttempt(attempt=AttemptId(p.path["attempt"]), reason=body.reason, site_gone=body.site_gone)
 
 
 def _incidents(p: Parts) -> IncidentsQuery:
@@ -228,7 +268,16 @@ ROUTES: tuple[Route, ...] = (
         "Cancel a job: a lasting intent",
         ReasonBody,
     ),
-    Route("GET", "/v1/sites", e.SITES, _sites, "Sites and pools, by capability", query=("site", "accelerator", "task_type")),
+    Route(
+        "POST",
+        "/v1/jobs/{job}/preempt",
+        e.PREEMPT,
+        lambda p: PreemptJob(job=JobId(p.path["job"]), reason=p.parse(CloseBody).reason),
+        "Stop a job's attempt for somebody else's sake; the platform pays",
+        CloseBody,
+    ),
+    Route("POST", "/v1/attempts/{attempt}/close", e.CLOSE_ATTEMPT, _close_attempt, "Wait no longer for a silent site", CloseAttemptBody),
+    Route("GET", "/v1/sites", e.SITES, _sites, "Sites and pools, by capability", query=("site", "accelerator", "task_type", "after")),
     Route("POST", "/v1/sites/{site}/cordon", e.CORDON, _cordon, "No new work for a site or pool, or lift it", CordonBody),
     Route(
         "POST", "/v1/invitations", e.INVITE_SITE, lambda p: p.parse(InviteSite), "Invite a site: a one-time token", InviteSite, status=201
@@ -253,6 +302,8 @@ ROUTES: tuple[Route, ...] = (
         "What the scheduler may spend for a tenant",
         AllowanceBody,
     ),
+    Route("GET", "/v1/grants", e.GRANTS, _empty, "Islanded allowances in force"),
+    Route("PUT", "/v1/tenants/{tenant}/grants/{site}", e.SET_GRANT, _grant, "What a tenant may use at a site that is alone", GrantBody),
     Route("GET", "/v1/quotas", e.QUOTAS, _empty, "Quotas"),
     Route("PUT", "/v1/tenants/{tenant}/quota", e.SET_QUOTA, _quota, "How many devices a tenant may hold at once", QuotaBody),
     Route("GET", "/v1/tokens", e.TOKENS, _empty, "Tokens, without their secrets"),

@@ -11,7 +11,7 @@ from intertie.bus.port import Bus
 from intertie.bus.rpc import Caller, Serve
 from intertie.clock import Clock
 from intertie.contracts import endpoints
-from intertie.contracts.base import Empty
+from intertie.contracts.base import Empty, encode
 from intertie.contracts.endpoints import Endpoint
 from intertie.contracts.identity import (
     AuditQuery,
@@ -27,6 +27,9 @@ from intertie.contracts.identity import (
     InviteSite,
     Joined,
     JoinSite,
+    LeaveReceipt,
+    LeaveSite,
+    LeaveTotals,
     MapAccount,
     MappingsReply,
     RevokeSite,
@@ -38,8 +41,9 @@ from intertie.contracts.identity import (
     TokenRecord,
     TokensReply,
 )
-from intertie.contracts.site import RegisterSite
+from intertie.contracts.site import RegisterSite, SiteLeft
 from intertie.errors import Refused, Unauthenticated
+from intertie.identity import leaving
 from intertie.identity.accounts import AccountPusher, Signer
 from intertie.identity.core import people, sites
 from intertie.identity.core.sites import Invitation, SiteAccount
@@ -51,6 +55,7 @@ from intertie.trust import tokens
 from intertie.trust.claims import ServiceClaims, sign_claims, verify_site_claims
 from intertie.trust.keys import Key, require_public
 from intertie.trust.rights import not_found, require, require_grantable, scope
+from intertie.trust.seal import open_seal, seal
 
 LOG = log.get("identity")
 
@@ -101,6 +106,7 @@ class Identity:
             endpoints.JOIN: self.join,
             endpoints.INVITE_SITE: self.invite_site,
             endpoints.REVOKE_SITE: self.revoke,
+            endpoints.LEAVE_SITE: self.leave,
             endpoints.CREATE_TENANT: self.create_tenant,
             endpoints.TENANTS: self.tenants,
             endpoints.CREATE_TOKEN: self.create_token,
@@ -226,6 +232,33 @@ class Identity:
             raise not_found()
         await self._pusher.push(revoked)
         return revoked
+
+    async def leave(self, request: LeaveSite, caller: Caller) -> LeaveReceipt:
+        """Let a site go, by its own key: revoked, marked at the registry, and given a receipt. A repeat gives the same receipt again."""
+        known, body = sites.check_leave(await self.store.site(request.site), request)
+        receipt = known.receipt
+        if receipt is None:
+            held = await leaving.held_of(self.bus, self._claims.signed, known.site)
+            totals = LeaveTotals(
+                site=known.site,
+                site_key=known.site_key,
+                journal=body.journal,
+                last=body.last,
+                left_at=self.clock.now(),
+                joined_at=known.joined_at,
+                attempts=held.attempts,
+                segments=held.segments,
+                quantity_milli_us=held.quantity_milli_us,
+            )
+            receipt = seal(self._key, encode(totals), "identity")
+        left = await self.store.leave_site(known.site, receipt, sign=self._signer, reason=body.reason)
+        if left is None or left.receipt is None:
+            raise not_found()
+        await self._pusher.push(left)
+        at = open_seal(left.receipt, self._key.public, LeaveTotals).left_at
+        told = SiteLeft(site=left.site, at=at)
+        await rpc.call(self.bus, endpoints.SITE_LEFT, told, claims=self._claims.signed(), timeout_s=REGISTER_S)
+        return LeaveReceipt(sealed=left.receipt)
 
     # --- people ---
 

@@ -31,6 +31,7 @@ from intertie.contracts.identity import (
     TokenRecord,
 )
 from intertie.contracts.incident import ReportIncident
+from intertie.contracts.link import Sealed
 from intertie.errors import Conflict, NotFound
 from intertie.identity.core import people, sites
 from intertie.identity.core.sites import Invitation, SiteAccount
@@ -265,6 +266,17 @@ class IdentityStore(ABC):
             signed = sign(after)
             await self._save_site(rows, signed)
             await rows.tx.audit(actor=actor, action="site.revoke", target=name, reason=reason)
+            return signed
+
+    async def leave_site(self, name: SiteName, receipt: Sealed, *, sign: Sign, reason: str) -> SiteAccount | None:
+        """The site's key is taken away and its receipt kept; the one that left before if this is a repeat. The push is the caller's."""
+        async with self.rows() as rows:
+            known = await rows.site(name)
+            if known is None or known.receipt is not None:
+                return known
+            signed = sign(sites.leave(known, receipt))
+            await self._save_site(rows, signed)
+            await rows.tx.audit(actor=f"site/{name}", action="site.leave", target=name, reason=reason)
             return signed
 
     async def adopt(self, name: SiteName, revoked_there: Sequence[str], *, sign: Sign) -> SiteAccount | None:

@@ -64,12 +64,14 @@ class Incidents:
 
     async def learn_sites(self, bus: Bus, signed: str) -> None:
         """Every site and pool as the registry has them now: what was missed changes nothing else."""
-        reply = await rpc.call(bus, endpoints.SITES, SitesQuery(), claims=signed)
+        pages = [await rpc.call(bus, endpoints.SITES, SitesQuery(), claims=signed)]
+        while pages[-1].next:
+            pages.append(await rpc.call(bus, endpoints.SITES, SitesQuery(after=pages[-1].next), claims=signed))
         now = self.clock.now()
         # Pools first: whether a site's silence is watched hangs on their phases.
-        for pool in reply.pools:
+        for pool in [pool for reply in pages for pool in reply.pools]:
             await self.store.apply_pool(pool, now=now)
-        for site in reply.sites:
+        for site in [site for reply in pages for site in reply.sites]:
             await self.store.apply_site(site, now=now)
 
     # --- calls ---

@@ -13,8 +13,20 @@ from intertie.clock import Clock
 from intertie.contracts import endpoints
 from intertie.contracts.endpoints import Endpoint
 from intertie.contracts.identity import AuditQuery, AuditReply
-from intertie.contracts.link import DrillConsented, DrillRefused, DrillReported, Inventory, Lane, ProfileDeclared, RegistryEntry
-from intertie.contracts.site import CordonPool, PoolRecord, RegisterSite, SiteRecord, SitesQuery, SitesReply
+from intertie.contracts.link import (
+    DrillConsented,
+    DrillRefused,
+    DrillReported,
+    Inventory,
+    JournalOpened,
+    Lane,
+    LendingPaused,
+    LostRange,
+    ProfileDeclared,
+    RegistryEntry,
+    SiteCondition,
+)
+from intertie.contracts.site import CordonPool, PoolRecord, RegisterSite, SiteLeft, SiteRecord, SitesQuery, SitesReply
 from intertie.ids import SiteName
 from intertie.lane.keeper import LaneKeeper
 from intertie.lane.tables import LaneEntry, LaneTables
@@ -22,6 +34,7 @@ from intertie.link.keeper import SiteRow
 from intertie.observe import log
 from intertie.registry.core import site
 from intertie.registry.core.freshness import Heard, Hearing, Judgement, Limits, first_look, judge, look
+from intertie.registry.core.page import page
 from intertie.registry.drills import Drills
 from intertie.registry.store import Mark, RegistryStore
 from intertie.runtime import Beat
@@ -68,6 +81,7 @@ class Registry:
         return {
             endpoints.SITES: self.sites,
             endpoints.REGISTER_SITE: self.register,
+            endpoints.SITE_LEFT: self.left,
             endpoints.CORDON: self.cordon,
             endpoints.REGISTRY_AUDIT: self.audit,
         }
@@ -79,21 +93,26 @@ class Registry:
             raise not_found()
         sites, pools = await self.store.sites(query)
         heard = {row.site: row for row in await self.lanes.sites(Lane.REGISTRY)}
-        return SitesReply(
-            sites=[_as_heard(record, heard.get(record.site)) for record in sites if seen.covers(site=record.site)],
-            pools=[_as_heard(record, heard.get(record.site)) for record in pools if seen.covers(site=record.site)],
-            drill_max_age_days=self.drills.max_age_days if self.drills is not None else 0,
+        told = page(
+            [_as_heard(record, heard.get(record.site)) for record in sites if seen.covers(site=record.site)],
+            [_as_heard(record, heard.get(record.site)) for record in pools if seen.covers(site=record.site)],
+            query.after,
         )
+        return msgspec.structs.replace(told, drill_max_age_days=self.drills.max_age_days if self.drills is not None else 0)
 
     async def register(self, request: RegisterSite, caller: Caller) -> SiteRecord:
         require(caller.claims, "site.register", site=request.site)
         return await self.store.register(request, actor=caller.claims.sub, now=self.clock.now())
 
+    async def left(self, request: SiteLeft, caller: Caller) -> SiteRecord:
+        require(caller.claims, "site.register", site=request.site)
+        return await self.store.left(request.site, at=request.at, actor=caller.claims.sub)
+
     async def cordon(self, request: CordonPool, caller: Caller) -> SitesReply:
         require(caller.claims, "site.cordon", site=request.site)
         await self.store.cordon(request, actor=caller.claims.sub, now=self.clock.now())
         sites, pools = await self.store.sites(SitesQuery(site=request.site))
-        return SitesReply(sites=sites, pools=pools)
+        return page(sites, pools, "")
 
     async def audit(self, query: AuditQuery, caller: Caller) -> AuditReply:
         require(caller.claims, "audit.read")
@@ -117,7 +136,12 @@ class Registry:
             taken = await self.store.observed(entry.site, said, now=now, mark=mark)
             if taken.undeclared:
                 LOG.warning("pools without a declaration count for nothing", site=entry.site, pools=list(taken.undeclared)[:10])
-        elif isinstance(said, DrillConsented | DrillRefused | DrillReported):
+        elif isinstance(said, LendingPaused | SiteCondition):
+            await self.store.said_of_itself(entry.site, said, now=now, mark=mark)
+        elif isinstance(said, JournalOpened | LostRange):
+            LOG.warning("a site's journal begins anew, or lacks a range", site=entry.site, entry=type(said).__name__)
+            await self.store.noted(entry.site, said, mark=mark)
+        else:
             await self._of_drills(entry, said, mark)
 
     async def _of_drills(self, entry: LaneEntry, said: DrillConsented | DrillRefused | DrillReported, mark: Mark) -> None:
@@ -165,6 +189,9 @@ class Registry:
             self._hearings[record.site] = hearing = look(known, heard, now_s=now_s, limits=self.limits)
             judged = judge(record.freshness, hearing, now_s=now_s, limits=self.limits, hears_since_s=hears_since_s)
             await self._record(record, judged, row, leader)
+            state = row.state if row is not None else None
+            if site.ruled(record, state, now=self.clock.now()) is not record:
+                await self.store.by_rule(record.site, state, leader=leader, now=self.clock.now())
         await self.store.tell(leader=leader, now=self.clock.now())
 
     async def _record(self, record: SiteRecord, judged: Judgement, row: SiteRow | None, leader: Leader) -> None:

@@ -16,7 +16,7 @@ import msgspec
 
 from intertie.contracts.base import Instant, encode
 from intertie.contracts.identity import AuditQuery, AuditRow
-from intertie.contracts.link import Inventory, ProfileDeclared
+from intertie.contracts.link import Inventory, JournalOpened, LaneState, LendingPaused, LostRange, ProfileDeclared, SiteCondition
 from intertie.contracts.site import (
     CordonPool,
     PoolChanged,
@@ -151,6 +151,56 @@ class RegistryStore(ABC):
                 await rows.save_doubled(name, sorted(taken.doubled))
                 await rows.tx.fault(faults.device_twice(name, taken.doubled))
             return taken
+
+    async def said_of_itself(self, name: SiteName, entry: LendingPaused | SiteCondition, *, now: datetime, mark: Mark) -> SiteRecord:
+        """The owner's red button, or whether the site can take work: told at once, if it is news."""
+        async with self.rows(reserved=True) as rows:
+            await mark(rows.tx)
+            known = await _known_site(rows, name)
+            if isinstance(entry, SiteCondition):
+                return await self._save_site(rows, known, site.conditioned(known, entry))
+            after = await self._save_site(rows, known, site.paused(known, entry, now=now))
+            if after is not known:
+                await rows.tx.audit(
+                    actor=f"site/{name}", action="site.pause" if entry.paused else "site.resume", target=name, reason=entry.reason
+                )
+            return after
+
+    async def noted(self, name: SiteName, entry: JournalOpened | LostRange, *, mark: Mark) -> None:
+        """A new journal, which says again what the old one held: what was told stands until then. A range that nobody has is a fault."""
+        async with self.rows(reserved=True) as rows:
+            await mark(rows.tx)
+            if isinstance(entry, LostRange):
+                await rows.tx.fault(faults.range_lost(name, entry))
+                await rows.tx.audit(
+                    actor=f"site/{name}", action="site.lost_range", target=name, reason=f"{entry.journal} {entry.first}-{entry.last}"
+                )
+            else:
+                await rows.tx.audit(actor=f"site/{name}", action="site.journal_opened", target=name, reason=entry.why)
+
+    async def left(self, name: SiteName, *, at: datetime, actor: str) -> SiteRecord:
+        """Identity says that a site has left: idempotent."""
+        async with self.rows() as rows:
+            known = await _known_site(rows, name)
+            after = await self._save_site(rows, known, site.left(known, at=at))
+            if after is not known:
+                await rows.tx.audit(actor=actor, action="site.left", target=name)
+            return after
+
+    async def by_rule(self, name: SiteName, state: LaneState | None, *, leader: Leader, now: datetime) -> SiteRecord | None:
+        """The leader's look at what ends by itself: a pause whose time has come, a lane that stands or moves again."""
+        async with self.rows(reserved=True) as rows:
+            await rows.tx.fence(leader)
+            known = await rows.site(name)
+            if known is None:
+                return None
+            return await self._save_site(rows, known, site.ruled(known, state, now=now))
+
+    async def _save_site(self, rows: Rows, known: SiteRecord, after: SiteRecord) -> SiteRecord:
+        if after is not known:
+            await rows.save_site(after)
+            await rows.tx.emit(SiteChanged(version=after.version, record=after, cause=site.why(known, after)))
+        return after
 
     async def heard(
         self, name: SiteName, judged: Judgement, *, last_heard: datetime | None, clock_offset_s: float | None, leader: Leader, now: datetime

@@ -21,12 +21,14 @@ from intertie.errors import Stale, Unavailable
 from intertie.ids import SiteName
 from intertie.observe import log
 from intertie.scheduler.core.given import Fact
+from intertie.scheduler.core.grants import Grant
 from intertie.scheduler.core.hearing import Hearing
 from intertie.scheduler.core.sight import Sight
 from intertie.scheduler.core.world import (
     DRILL,
     MAPPINGS,
     POOL,
+    SPEC,
     World,
     allowance_fact,
     drill_fact,
@@ -71,10 +73,28 @@ class Knowledge:
         self._store, self._bus, self._clock, self._claims = store, bus, clock, claims
         self._changed, self._quiet_s = changed, quiet_s
         self._versions: dict[tuple[str, str], int] = {}
+        self.grants: Sequence[Grant] = ()
+        """Islanded allowances, as last read from disk."""
 
     async def load(self) -> None:
         """What was known when this process stopped."""
         self._take(await self._store.known())
+        await self.read_grants()
+
+    async def read_grants(self) -> None:
+        """Those that this or another copy of the service has set."""
+        before, self.grants = self.grants, await self._store.grants()
+        if differing := sorted({grant.site for grant in {*before} ^ {*self.grants}}):
+            await self._changed(differing)
+
+    def knows(self, site: SiteName) -> int:
+        """How much this copy knows of what a site's settings hold: it only rises, and a copy that is behind has less."""
+        facts = sum(
+            version
+            for (noun, entity), version in self._versions.items()
+            if noun == SPEC or (noun in (MAPPINGS, POOL) and entity.split("/")[0] == site)
+        )
+        return facts + sum(grant.revision for grant in self.grants if grant.site == site)
 
     async def follow(self) -> None:
         """An event goes to one copy of this service and then to disk: the others find it there. Until cancelled."""
@@ -82,6 +102,7 @@ class Knowledge:
             await asyncio.sleep(FOLLOW_S)
             try:
                 await self._tell(self._take(await self._store.known()))
+                await self.read_grants()
             except (Unavailable, Stale) as err:
                 LOG.warning("what other copies learnt is read later", code=err.code, text=err.text)
 
@@ -125,9 +146,12 @@ class Knowledge:
         return {"registry": self._ask_registry, "identity": self._ask_identity, "metering": self._ask_metering}
 
     async def _ask_registry(self) -> None:
-        reply = await rpc.call(self._bus, endpoints.SITES, SitesQuery(), claims=self._claims(), timeout_s=SNAPSHOT_S)
-        at = self._clock.now()
-        await self._learn([*(site_fact(site, at) for site in reply.sites), *(pool_fact(pool, at) for pool in reply.pools)])
+        query: SitesQuery | None = SitesQuery()
+        while query is not None:
+            reply = await rpc.call(self._bus, endpoints.SITES, query, claims=self._claims(), timeout_s=SNAPSHOT_S)
+            at = self._clock.now()
+            await self._learn([*(site_fact(site, at) for site in reply.sites), *(pool_fact(pool, at) for pool in reply.pools)])
+            query = SitesQuery(after=reply.next) if reply.next else None
 
     async def _ask_identity(self) -> None:
         reply = await rpc.call(self._bus, endpoints.IDENTITY_SNAPSHOT, Empty(), claims=self._claims(), timeout_s=SNAPSHOT_S)

@@ -10,10 +10,12 @@ from datetime import datetime, timedelta
 import msgspec
 
 from intertie.contracts.base import Instant
-from intertie.contracts.identity import InviteSite, JoinSite, MapAccount, MappingRecord, SiteKeyRecord, TenantRecord
+from intertie.contracts.identity import InviteSite, JoinSite, LeaveBody, LeaveSite, MapAccount, MappingRecord, SiteKeyRecord, TenantRecord
+from intertie.contracts.link import Sealed
 from intertie.contracts.site import SiteKind
 from intertie.errors import Conflict, NotFound, Refused, Unauthenticated
 from intertie.ids import NAME, SiteName, TenantName, name
+from intertie.trust.seal import open_seal
 
 # Site keys that were taken away stay named in the account for good; nobody changes keys this often without being an attacker or a loop.
 MOST_REVOKED = 200
@@ -64,6 +66,8 @@ class SiteAccount(msgspec.Struct, frozen=True, kw_only=True):
     """Signing keys that were taken out of the account and never come back."""
     jwt: str = ""
     iat: int = 0
+    receipt: Sealed | None = None
+    """What the site was given when it left: a repeat gets the same."""
     version: int = 1
 
     def record(self) -> SiteKeyRecord:
@@ -154,6 +158,7 @@ def join(invitation: Invitation, known: SiteAccount | None, request: JoinSite, *
         site_key=request.site_key,
         signing_key=request.signing_key,
         revoked=False,
+        receipt=None,
         revoked_keys=known.revoked_keys if known.signing_key == request.signing_key else _with_revoked(known, known.signing_key),
         version=known.version + 1,
     )
@@ -164,6 +169,24 @@ def revoke_site(known: SiteAccount) -> SiteAccount:
     if known.revoked:
         return known
     return msgspec.structs.replace(known, revoked=True, revoked_keys=_with_revoked(known, known.signing_key), version=known.version + 1)
+
+
+def leave(known: SiteAccount, receipt: Sealed) -> SiteAccount:
+    """The site has left: its key is taken away, and its receipt kept."""
+    return msgspec.structs.replace(revoke_site(known), receipt=receipt, version=known.version + 1)
+
+
+def check_leave(known: SiteAccount | None, request: LeaveSite) -> tuple[SiteAccount, LeaveBody]:
+    """The site and what it says, if it is said with its own key; that of a site that was revoked says nothing any more."""
+    if known is None or (known.revoked and known.receipt is None):
+        raise Unauthenticated("identity.site_invalid", "this is not proof of a site's key", next_step="ask the hub's operator")
+    try:
+        body = open_seal(request.sealed, known.site_key, LeaveBody)
+    except Refused as err:
+        raise Unauthenticated("identity.site_invalid", "this is not proof of a site's key", next_step="ask the hub's operator") from err
+    if body.site != known.site:
+        raise Refused("identity.leave_site", f"what is sealed speaks of site {body.site[:63]}, not of {known.site}")
+    return known, body
 
 
 def adopt(known: SiteAccount, revoked_there: list[str]) -> SiteAccount:

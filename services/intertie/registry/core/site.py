@@ -6,6 +6,7 @@ from datetime import datetime
 
 import msgspec
 
+from intertie.contracts.link import Lane, LaneState, LendingPaused, SiteCondition
 from intertie.contracts.site import CordonPool, Freshness, PoolRecord, RegisterSite, SiteRecord
 from intertie.errors import Conflict, Refused
 from intertie.ids import name
@@ -14,6 +15,8 @@ from intertie.registry.core.freshness import Judgement
 
 # A new estimate closer than this to the one told is noise, not news.
 OFFSET_STEP_S = 1.0
+# States of a lane that nobody has to do anything about.
+MOVING = frozenset({LaneState.OK, LaneState.BEHIND, LaneState.BUSY})
 # A reason is read months later by somebody else.
 SHORTEST_REASON = 3
 
@@ -46,7 +49,51 @@ def register(known: SiteRecord | None, request: RegisterSite, *, now: datetime) 
         single_user=request.single_user,
         owner_tenant=request.owner_tenant,
         agent_version=request.agent_version,
+        left_at=None,
     )
+    return known if after == known else msgspec.structs.replace(after, version=known.version + 1)
+
+
+def paused(known: SiteRecord, said: LendingPaused, *, now: datetime) -> SiteRecord:
+    """The record after the owner pressed the red button, or let it go. A pause that is over when it is heard of never was one here."""
+    on = said.paused and (said.until is None or said.until > now)
+    return _changed(known, paused=on, paused_until=said.until if on else None, paused_reason=said.reason if on else "")
+
+
+def pause_over(known: SiteRecord, *, now: datetime) -> SiteRecord:
+    """A pause ends by itself when its time has come, at a site that is silent too: it was the owner's word."""
+    if not known.paused or known.paused_until is None or known.paused_until > now:
+        return known
+    return _changed(known, paused=False, paused_until=None, paused_reason="")
+
+
+def conditioned(known: SiteRecord, said: SiteCondition) -> SiteRecord:
+    """The record with whether the site can take new work, and why not."""
+    why = ": ".join(part for part in (said.code, said.text) if part)
+    return _changed(known, accepting=said.accepting, condition="" if said.accepting else why[:4_000], self_stop=said.self_stop)
+
+
+def lane_stands(known: SiteRecord, lane: Lane, state: LaneState) -> SiteRecord:
+    """The record with this lane's state, if it is one that a person may have to end."""
+    others = {name: word for name, word in known.lanes.items() if name != lane}
+    return _changed(known, lanes=others if state in MOVING else {**others, lane.value: state.value})
+
+
+def ruled(known: SiteRecord, state: LaneState | None, *, now: datetime) -> SiteRecord:
+    """What rules alone change: the end of a pause, and the state of the registry's own lane (None: it has never been heard)."""
+    after = pause_over(known, now=now)
+    if state is not None:
+        after = lane_stands(after, Lane.REGISTRY, state)
+    return known if after is known else msgspec.structs.replace(after, version=known.version + 1)
+
+
+def left(known: SiteRecord, *, at: datetime) -> SiteRecord:
+    """The record of a site that has left; the first time stands."""
+    return known if known.left_at is not None else _changed(known, left_at=at)
+
+
+def _changed(known: SiteRecord, **fields: object) -> SiteRecord:
+    after = msgspec.structs.replace(known, **fields)
     return known if after == known else msgspec.structs.replace(after, version=known.version + 1)
 
 
@@ -81,6 +128,14 @@ def why(before: SiteRecord, after: SiteRecord) -> str:
         return "our answers arrive there" if after.hears_us else "our answers do not arrive there"
     if before.clock_offset_s != after.clock_offset_s:
         return "its clock's offset changed"
+    if (before.paused, before.paused_until) != (after.paused, after.paused_until):
+        return "its owner paused lending" if after.paused else "lending goes on"
+    if (before.accepting, before.condition) != (after.accepting, after.condition):
+        return "it takes new work" if after.accepting else f"it takes no new work: {after.condition}"[:4_000]
+    if before.lanes != after.lanes:
+        return "a lane of it stands still" if after.lanes else "its lanes move"
+    if before.left_at != after.left_at:
+        return "it left"
     return "its record changed"
 
 
