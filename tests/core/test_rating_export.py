@@ -6,6 +6,10 @@ import csv
 import io
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
+from typing import Any
+
+import msgspec
+import pytest
 
 from intertie.contracts.job import Attribution
 from intertie.contracts.site import DeviceKind
@@ -120,3 +124,18 @@ def test_a_job_s_name_is_never_run_by_a_spreadsheet() -> None:
 def test_a_name_with_a_comma_and_a_line_end_stays_one_cell() -> None:
     charged, waiting = rows(statement_csv(statement('a,"b"\nc')))
     assert charged["job_name"] == waiting["job_name"] == 'a,"b"\nc'
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({}, ""),
+        ({"because": "replaced", "other_attempt": "att-2"}, "replaced by att-2"),
+        ({"because": "lost"}, "lost"),
+        ({"refined": True, "grant": "g/1", "grant_expired": True}, "refined; granted by g/1 (expired)"),
+    ],
+)
+def test_a_row_says_why_another_pays_and_by_which_allowance_it_ran(changes: dict[str, Any], said: str) -> None:
+    line = msgspec.structs.replace(statement().lines[0], attempts=[msgspec.structs.replace(book("att-1", []), **changes)])
+    (row,) = rows(statement_csv(msgspec.structs.replace(statement(), lines=[line])))
+    assert row["because"] == said

@@ -2,7 +2,7 @@
 
 Columns, in both languages in this order: statement, tenant, period, time zone, job, job name, attempt, site, outcome, cause, payer, phase,
 device kind, model, start, end (UTC, ISO 8601), seconds, devices, card-hours, price per card-hour, currency, amount, agreement, revision,
-clause, formula, islanded, complete, missing. Numbers are plain decimals; the amounts of payer `tenant` add up to the statement's total.
+clause, formula, islanded, complete, missing, because. Numbers are plain decimals; the amounts of payer `tenant` add up to the statement's total.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ COLUMNS: Mapping[str, str] = {
     "islanded": "自治运行",
     "complete": "已齐全",
     "missing": "缺少",
+    "because": "承担依据",
 }
 
 # A cell that begins so is run as a formula by spreadsheet programs; a job's name is written by its user.
@@ -68,7 +69,7 @@ def statement_csv(statement: Statement, language: str = "en") -> str:
 def _row(statement: Statement, line: StatementLine, book: AttemptBook, charge: Charge | None, language: str) -> Sequence[str]:
     whose = [statement.statement, statement.tenant, statement.period, statement.time_zone, line.job, line.name, book.attempt, book.site]
     whose += [book.outcome or "", str(book.cause or "")]
-    state = ["yes" if book.complete else "no", book.missing]
+    state = ["yes" if book.complete else "no", book.missing, _because(book)]
     if charge is None:
         return [_safe(cell) for cell in [*whose, *[""] * 16, "", *state]]
     formula = charge.formula
@@ -86,6 +87,13 @@ def _row(statement: Statement, line: StatementLine, book: AttemptBook, charge: C
     priced = [_plain(formula.per_hour), charge.currency, f"{charge.amount:f}", charge.spec, str(charge.spec_revision)]
     said = [formula.clause, formula_text(formula, language), "yes" if charge.islanded else "no"]
     return [*[_safe(cell) for cell in whose], *measured, *priced, *[_safe(cell) for cell in said], *[_safe(cell) for cell in state]]
+
+
+def _because(book: AttemptBook) -> str:
+    """What its end alone does not say: `replaced by …`, `lost`, `refined`, `granted by …`."""
+    said = {"replaced": f"replaced by {book.other_attempt}", "lost": "lost"}.get(book.because, "")
+    grant = f"granted by {book.grant}{' (expired)' if book.grant_expired else ''}" if book.grant else ""
+    return "; ".join(part for part in (said, "refined" if book.refined else "", grant) if part)
 
 
 def _safe(cell: str) -> str:
