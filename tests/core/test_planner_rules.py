@@ -15,11 +15,13 @@ from intertie.contracts.site import AccessMode, DeviceKind, DeviceState, Freshne
 from intertie.contracts.usage import MeterSpec, Price
 from intertie.ids import AttemptId, DeviceId, JobId, PoolName, SiteName, SpecId, TenantName
 from intertie.planner import (
+    Avoided,
     Budget,
     DeviceView,
     Holding,
     PoolView,
     QueuedJob,
+    Reserved,
     Snapshot,
     canonical,
     never_fits,
@@ -157,6 +159,8 @@ ROWS: list[tuple[str, WaitReason, Callable[[], Snapshot], str, str]] = [
         "5",
         "4",
     ),
+    # LINK D4: who cannot stop it without the agent gets no work that is run again elsewhere
+    ("self_stop", WaitReason.NO_SITE_FITS, lambda: snapshot(job(rerun=True)), "supervisors that stop it", "none"),
     ("mapping", WaitReason.NO_MAPPING, lambda: snapshot(mappings=()), "a mapping", "none"),
     ("mapping", WaitReason.NO_MAPPING, lambda: snapshot(pools=(pool(single_user=True, owner_tenant="lab"),)), "acme", "lab"),
     ("quota", WaitReason.QUOTA, lambda: snapshot(quotas=(QuotaRecord(tenant=ACME, site=None, kind=DeviceKind.GPU, limit=1),)), "2", "1"),
@@ -177,6 +181,19 @@ ROWS: list[tuple[str, WaitReason, Callable[[], Snapshot], str, str]] = [
         "a valid allowance",
         "an ended one",
     ),
+    # LINK D24: what a silent site may give by its islanded allowance counts as used
+    (
+        "quota",
+        WaitReason.QUOTA,
+        lambda: snapshot(
+            quotas=(QuotaRecord(tenant=ACME, site=None, kind=DeviceKind.GPU, limit=4),),
+            reserved=(Reserved(ACME, SiteName("site-b"), DeviceKind.GPU, 3),),
+        ),
+        "2",
+        "1",
+    ),
+    # LINK D3: after a restore nobody knows where an older job runs, until every site has told
+    ("unsure", WaitReason.SITES_SILENT, lambda: snapshot(job(unsure=(SiteName("site-b"),))), "every site's word", "1 silent"),
     # BR-066: old information is marked old, and gets no work
     ("stale", WaitReason.SITES_SILENT, lambda: snapshot(pools=(pool(freshness=Freshness.STALE),)), "fresh", "stale"),
     ("stale", WaitReason.SITES_SILENT, lambda: snapshot(pools=(pool(freshness=Freshness.UNKNOWN, last_heard=None),)), "fresh", "unknown"),
@@ -185,6 +202,8 @@ ROWS: list[tuple[str, WaitReason, Callable[[], Snapshot], str, str]] = [
     ("suspended", WaitReason.CORDONED, lambda: snapshot(pools=(pool(phase=Phase.SUSPENDED),)), "a working phase", "suspended"),
     ("cordoned", WaitReason.CORDONED, lambda: snapshot(pools=(pool(cordoned=True, cordon_reason="disk"),)), "open", "cordoned"),
     ("cordoned", WaitReason.CORDONED, lambda: snapshot(pools=(pool(draining=True),)), "open", "draining"),
+    ("paused", WaitReason.CORDONED, lambda: snapshot(pools=(pool(paused=True, pause_told=": exams"),)), "lending", "paused"),
+    ("site_condition", WaitReason.CORDONED, lambda: snapshot(pools=(pool(condition="the disk is full"),)), "room for work", "none"),
     ("not_accepting", WaitReason.CORDONED, lambda: snapshot(pools=(pool(accepting=False),)), "accepting", "paused"),
     ("lending_window", WaitReason.CORDONED, lambda: snapshot(pools=(pool(lending_now=False),)), "an open window", "closed"),
     (
@@ -206,6 +225,13 @@ ROWS: list[tuple[str, WaitReason, Callable[[], Snapshot], str, str]] = [
         lambda: snapshot(holdings=(held(3),), pools=(pool(profile=profile(lendable=Lendable(devices=4))),)),
         "2",
         "1",
+    ),
+    (
+        "avoided",
+        WaitReason.BACK_OFF,
+        lambda: snapshot(job(avoided=(Avoided(SITE, LATER, "fetch failed"),))),
+        "no recent fault",
+        "back-off",
     ),
     (
         "back_off",

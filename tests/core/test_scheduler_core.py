@@ -61,7 +61,7 @@ def placed(*, restartable: bool = False, number: int = 1) -> File:
         why="the only pool that fits",
         rejections=(),
     )
-    change = place(job, decision, ATTEMPT, round_id=RoundId("round-1"), epoch=1, now=NOW)
+    change = place(File(job), decision, ATTEMPT, round_id=RoundId("round-1"), epoch=1, now=NOW)
     assert isinstance(change, Change)
     return File(change.job, change.attempt)
 
@@ -336,7 +336,7 @@ def test_a_second_cancel_changes_nothing() -> None:
 def test_a_job_that_left_the_queue_is_not_placed() -> None:
     file = placed()
     decision = Decision(JOB, file.job.tenant, SITE, PoolName("cpu"), DeviceKind.SLOT, (DeviceId("slot-1"),), "u", None, 0, "", ())
-    assert isinstance(place(file.job, decision, AttemptId("att-2"), round_id=RoundId("r"), epoch=1, now=NOW), Ignored)
+    assert isinstance(place(file, decision, AttemptId("att-2"), round_id=RoundId("r"), epoch=1, now=NOW), Ignored)
 
 
 def test_environment_values_are_forgotten_when_they_have_served() -> None:

@@ -440,9 +440,14 @@ async def test_a_read_model_takes_only_what_is_newer(store: SchedulerStore) -> N
     assert await store.known() == [fact(3)]
 
 
-async def test_settings_get_a_revision_per_content(store: SchedulerStore) -> None:
-    revisions = [await store.settings_revision(SITE, Digest(content)) for content in ("a", "a", "b", "a")]
-    assert revisions == [1, 1, 2, 3]
+async def test_settings_get_a_revision_per_content_and_two_copies_never_take_turns(store: SchedulerStore) -> None:
+    """Whoever knows less than the one that made the last revision says nothing; the same content is the same revision, whoever has it."""
+    told = [("a", 1, 0), ("a", 1, 0), ("b", 2, 0), ("a", 1, 0), ("b", 2, 1), ("c", 2, 1), ("a", 3, 2), ("d", 3, 61), ("d", 9, 62)]
+    made = [await store.settings_revision(SITE, Digest(content), known, T0 + timedelta(seconds=s)) for content, known, s in told]
+    assert [revision.number if revision else None for revision in made] == [1, 1, 2, None, 2, None, 3, None, 4]
+    # What the same knowledge says for a minute is a changed configuration.
+    later = await store.settings_revision(SITE, Digest("e"), 9, T0 + timedelta(seconds=130))
+    assert later is not None and (later.number, later.at) == (5, T0 + timedelta(seconds=130))
 
 
 async def test_attempts_are_given_out_by_pages(store: SchedulerStore) -> None:

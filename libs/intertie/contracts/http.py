@@ -62,6 +62,22 @@ class ConsentBody(Contract, frozen=True, kw_only=True):
     longest_s: Annotated[int, msgspec.Meta(ge=5, le=3_600)] = 900
 
 
+class CloseAttemptBody(Contract, frozen=True, kw_only=True):
+    """`POST /v1/attempts/{attempt}/close`."""
+
+    reason: Annotated[str, msgspec.Meta(min_length=3, max_length=1_000)]
+    site_gone: bool = False
+
+
+class GrantBody(Contract, frozen=True, kw_only=True):
+    """`PUT /v1/tenants/{tenant}/grants/{site}`: an islanded allowance; `devices` 0 takes it away."""
+
+    kind: DeviceKind
+    devices: NonNegative
+    card_hours: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    valid_days: Annotated[int, msgspec.Meta(ge=1, le=366)] = 30
+
+
 class ReasonBody(Contract, frozen=True, kw_only=True):
     """Cancel, revoke: why, if you wish."""
 

@@ -40,7 +40,9 @@ Digest = NewType("Digest", str)
 """`sha256:` and 64 hex digits, of the exact bytes."""
 
 NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?\Z")
-RESERVED = frozenset({"canary", "hub", "local", "all", "none", "unknown", "intertie"})
+CANARY = SiteName("canary")
+"""The hub's own ear: it syncs as a site does, and is nobody's site."""
+RESERVED = frozenset({CANARY, "hub", "local", "all", "none", "unknown", "intertie"})
 
 
 def _uuid() -> bytes:
@@ -91,6 +93,11 @@ def name(text: str, what: str) -> str:
     if text in RESERVED:
         raise Refused("name.reserved", f"{what} {text!r} is a reserved word; choose another name")
     return text
+
+
+def speaker(token: str) -> SiteName:
+    """Who speaks on a lane's subject: a site, or the canary, whose name no site can have."""
+    return CANARY if token == CANARY else SiteName(name(token, "site"))
 
 
 def digest(data: bytes) -> Digest:

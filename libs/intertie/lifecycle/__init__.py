@@ -46,6 +46,9 @@ JOB_MOVES: Mapping[tuple[S, JobEvent], S] = {
     (S.QUEUED, E.PLACE): S.PLACED,
     (S.QUEUED, E.CANCEL): S.CANCELLED,
     (S.QUEUED, E.EXPIRE): S.EXPIRED,
+    # An attempt that was replaced while its site was silent had succeeded: a success on disk beats a run that has not begun.
+    (S.QUEUED, E.RETURN_RESULTS): S.FINISHING,
+    (S.QUEUED, E.SUCCEED): S.SUCCEEDED,
     (S.PLACED, E.REFUSE): S.QUEUED,
     (S.PLACED, E.ENTER_SITE_QUEUE): S.SITE_QUEUED,
     (S.PLACED, E.STAGE): S.STAGING,

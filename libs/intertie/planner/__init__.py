@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from intertie.planner.check import objections
 from intertie.planner.model import (
+    Avoided,
     Budget,
     Decision,
     DeviceView,
@@ -17,6 +18,7 @@ from intertie.planner.model import (
     PoolView,
     QueuedJob,
     Report,
+    Reserved,
     Snapshot,
     Verdict,
 )
@@ -25,6 +27,7 @@ from intertie.planner.prices import cost_ceiling, spec_in_force
 from intertie.planner.suit import Suitability, never_fits, suitability
 
 __all__ = [
+    "Avoided",
     "Budget",
     "Decision",
     "DeviceView",
@@ -33,6 +36,7 @@ __all__ = [
     "PoolView",
     "QueuedJob",
     "Report",
+    "Reserved",
     "Snapshot",
     "Suitability",
     "Verdict",

@@ -49,8 +49,12 @@ def _of_one(decision: Decision, job: QueuedJob, pool: PoolView, snapshot: Snapsh
         found.append(f"{where}: the site is not fresh, heard and caught up")
     if pool.profile.mode is not AccessMode.MANAGED or pool.phase in (Phase.CLOSED, Phase.SUSPENDED):
         found.append(f"{where}: mode {pool.profile.mode}, phase {pool.phase}")
-    if pool.cordoned or pool.draining or not pool.accepting or not pool.lending_now:
+    if pool.cordoned or pool.draining or not pool.accepting or not pool.lending_now or pool.paused or pool.condition:
         found.append(f"{where}: the pool takes no work")
+    if job.rerun and not pool.self_stop:
+        found.append(f"{where}: nobody there stops it at the end of its lease")
+    if job.unsure:
+        found.append(f"{where}: it may run at {', '.join(job.unsure)}")
     free = {d.id for d in pool.devices if d.live and d.state is DeviceState.FREE and d.kind is decision.kind}
     found += [f"{where}: {device} is not a live, free {decision.kind}" for device in decision.devices if device not in free]
     accounts = {m.account for m in snapshot.mappings if m.site == pool.site and m.tenant == job.tenant}
@@ -96,7 +100,8 @@ def _quota(quota: QuotaRecord, plan: Plan, snapshot: Snapshot) -> str:
     def counts(tenant: str, site: str, kind: str) -> bool:
         return tenant == quota.tenant and kind == quota.kind and quota.site in (None, site)
 
-    held = sum(len(h.devices) for h in snapshot.holdings if counts(h.tenant, h.site, h.kind))
+    held = sum(len(h.devices) for h in snapshot.holdings if h.counted and counts(h.tenant, h.site, h.kind))
+    held += sum(one.devices for one in snapshot.reserved if counts(one.tenant, one.site, one.kind))
     added = sum(len(d.devices) for d in plan.decisions if counts(d.tenant, d.site, d.kind))
     if added and held + added > quota.limit:
         return f"quota of {quota.tenant} at {quota.site or 'all sites'} is {quota.limit} {quota.kind}, the plan makes it {held + added}"

@@ -52,10 +52,27 @@ class PoolView:
     devices: tuple[DeviceView, ...] = ()
     back_off_until: datetime | None = None
     back_off_why: str = ""
+    paused: bool = False
+    """The owner has pressed the red button: their right."""
+    pause_told: str = ""
+    """Until when and why, in words."""
+    condition: str = ""
+    """Why the site takes no work at all (a full disk, a journal at its bound); empty: it does."""
+    self_stop: bool = False
+    """Supervisors there stop `rerun` work without the agent."""
 
     @property
     def name(self) -> str:
         return f"{self.site}/{self.pool}"
+
+
+@dataclass(frozen=True, slots=True)
+class Avoided:
+    """A site that one job keeps away from for a while."""
+
+    site: SiteName
+    until: datetime
+    why: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +87,16 @@ class QueuedJob:
     queued_at: datetime
     site: SiteName | None = None
     pool: PoolName | None = None
+    rerun: bool = False
+    """It may be placed again while its first run is out of sight."""
+    avoided: tuple[Avoided, ...] = ()
+    unsure: tuple[SiteName, ...] = ()
+    """Sites that may run it without our knowing, since the hub was restored and they have not told yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """Devices that a live attempt holds, whatever the site last said of them."""
+    """Devices that an attempt holds, whatever the site last said of them."""
 
     attempt: AttemptId
     tenant: TenantName
@@ -82,6 +104,18 @@ class Holding:
     pool: PoolName
     kind: DeviceKind
     devices: tuple[DeviceId, ...]
+    counted: bool = True
+    """Against its tenant's quota. What was replaced or lost holds its devices, and nobody's quota."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reserved:
+    """What a silent site may give a tenant by its islanded allowance, beyond what the tenant is known to hold there. It counts as used."""
+
+    tenant: TenantName
+    site: SiteName
+    kind: DeviceKind
+    devices: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +141,7 @@ class Snapshot:
     quotas: tuple[QuotaRecord, ...] = ()
     budgets: tuple[Budget, ...] = ()
     specs: tuple[MeterSpec, ...] = ()
+    reserved: tuple[Reserved, ...] = ()
 
 
 # --- out ---------------------------------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from intertie.contracts.job import Rejection, Resources, WaitReason
 from intertie.contracts.site import DeviceKind, TaskType
 from intertie.ids import JobId, PoolName, SiteName, TenantName
 from intertie.planner.fit import Fit, best_fit, choose
-from intertie.planner.model import Decision, Plan, PoolView, QueuedJob, Report, Snapshot, Verdict
+from intertie.planner.model import Avoided, Decision, Plan, PoolView, QueuedJob, Report, Snapshot, Verdict
 from intertie.planner.room import Room
 from intertie.planner.rules import LASTING, PASSING, REASONS, reject
 
@@ -22,7 +22,7 @@ NAMED, NAMED_TEXT = 3, 200
 
 LADDER: dict[WaitReason, int] = {reason: rung for rung, reason in enumerate(WaitReason)}
 
-_Shape = tuple[TenantName, Resources, TaskType, int, SiteName | None, PoolName | None]
+_Shape = tuple[TenantName, Resources, TaskType, int, SiteName | None, PoolName | None, bool, tuple[Avoided, ...], tuple[SiteName, ...]]
 
 
 def plan(snapshot: Snapshot, now: datetime) -> Plan:
@@ -43,7 +43,7 @@ def plan(snapshot: Snapshot, now: datetime) -> Plan:
         if len(decisions) >= BATCH:
             break
         examined += 1
-        shape: _Shape = (job.tenant, job.resources, job.task_type, job.wall_s, job.site, job.pool)
+        shape = _shape(job)
         if shape not in blocked:
             if shape not in lasting:
                 lasting[shape] = [reject(job, pool, room, LASTING) for pool in pools]
@@ -54,6 +54,10 @@ def plan(snapshot: Snapshot, now: datetime) -> Plan:
             blocked[shape] = rejections
         waiting.append(_verdict(job.job, blocked[shape], len(waiting) + 1))
     return Plan(decisions=tuple(decisions), report=Report(waiting=tuple(waiting), not_examined=len(queue) - examined))
+
+
+def _shape(job: QueuedJob) -> _Shape:
+    return job.tenant, job.resources, job.task_type, job.wall_s, job.site, job.pool, job.rerun, job.avoided, job.unsure
 
 
 def in_order(snapshot: Snapshot) -> list[QueuedJob]:

@@ -35,10 +35,13 @@ class Room:
         self._used: dict[tuple[TenantName, SiteName, DeviceKind], int] = defaultdict(int)
         self._held: dict[PoolKey, set[DeviceId]] = defaultdict(set)
         for holding in snapshot.holdings:
-            self._hold(holding.tenant, (holding.site, holding.pool), holding.kind, holding.devices)
+            self._hold(holding.tenant, (holding.site, holding.pool), holding.kind, holding.devices, counted=holding.counted)
+        for one in snapshot.reserved:
+            self._used[(one.tenant, one.site, one.kind)] += one.devices
 
-    def _hold(self, tenant: TenantName, pool: PoolKey, kind: DeviceKind, devices: tuple[DeviceId, ...]) -> None:
-        self._used[(tenant, pool[0], kind)] += len(devices)
+    def _hold(self, tenant: TenantName, pool: PoolKey, kind: DeviceKind, devices: tuple[DeviceId, ...], *, counted: bool = True) -> None:
+        if counted:
+            self._used[(tenant, pool[0], kind)] += len(devices)
         self._held[pool].update(devices)
 
     def take(self, decision: Decision, job: QueuedJob, pool: PoolView) -> None:

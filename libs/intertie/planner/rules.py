@@ -124,6 +124,17 @@ def _lent_in_all(job: QueuedJob, pool: PoolView, _: Room) -> Finding | None:
     return Finding(f"the owner lends {lent} of {pool.profile.count} at most", needed=str(wanted), found=str(lent))
 
 
+def _self_stop(job: QueuedJob, pool: PoolView, _: Room) -> Finding | None:
+    """No lasting rule: an agent can be upgraded."""
+    if not job.rerun or pool.self_stop:
+        return None
+    return Finding(
+        f"nothing at {pool.site} stops work at the end of its lease without the agent, as if_site_silent=rerun needs",
+        needed="supervisors that stop it",
+        found="none",
+    )
+
+
 def _mapping(job: QueuedJob, pool: PoolView, room: Room) -> Finding | None:
     if pool.single_user:
         if job.tenant == pool.owner_tenant:
@@ -184,6 +195,17 @@ def _since(pool: PoolView) -> str:
     return f"last heard {_clock(pool.last_heard)}" if pool.last_heard else "never heard"
 
 
+def _unsure(job: QueuedJob, _: PoolView, __: Room) -> Finding | None:
+    if not job.unsure:
+        return None
+    named = ", ".join(job.unsure[:4]) + (f" and {len(job.unsure) - 4} more" if len(job.unsure) > 4 else "")
+    return Finding(
+        f"the hub was restored, and {named} has not told yet whether this job runs there: cancel and submit again if it cannot wait",
+        needed="every site's word",
+        found=f"{len(job.unsure)} silent",
+    )
+
+
 def _freshness(_: QueuedJob, pool: PoolView, __: Room) -> Finding | None:
     if pool.freshness is Freshness.FRESH:
         return None
@@ -221,6 +243,18 @@ def _accepting(_: QueuedJob, pool: PoolView, __: Room) -> Finding | None:
     if pool.accepting:
         return None
     return Finding("the owner has paused lending", needed="accepting", found="paused")
+
+
+def _paused(_: QueuedJob, pool: PoolView, __: Room) -> Finding | None:
+    if not pool.paused:
+        return None
+    return Finding(f"the owner of {pool.site} has paused lending{pool.pause_told}", needed="lending", found="paused")
+
+
+def _condition(_: QueuedJob, pool: PoolView, __: Room) -> Finding | None:
+    if not pool.condition:
+        return None
+    return Finding(f"{pool.site} takes no new work now: {pool.condition}", needed="room for work", found="none")
 
 
 def _window(_: QueuedJob, pool: PoolView, __: Room) -> Finding | None:
@@ -275,6 +309,16 @@ def _lent_now(job: QueuedJob, pool: PoolView, room: Room) -> Finding | None:
     return Finding(f"the owner lends {lent}, our jobs hold {held}", needed=str(job.resources.count), found=str(max(lent - held, 0)))
 
 
+def _avoided(job: QueuedJob, pool: PoolView, room: Room) -> Finding | None:
+    for one in job.avoided:
+        if one.site == pool.site and room.now < one.until:
+            left_s = (one.until - room.now).total_seconds()
+            return Finding(
+                f"this job keeps away from {pool.site} for {left_s:.0f} s more: {one.why}", needed="no recent fault", found="back-off"
+            )
+    return None
+
+
 def _back_off(_: QueuedJob, pool: PoolView, room: Room) -> Finding | None:
     if pool.back_off_until is None or room.now >= pool.back_off_until:
         return None
@@ -295,20 +339,25 @@ RULES: Sequence[Rule] = (
     Rule("interconnect", W.NO_SITE_FITS, _interconnect, lasting=True),
     Rule("count", W.NO_SITE_FITS, _count, lasting=True),
     Rule("lent_in_all", W.NO_SITE_FITS, _lent_in_all, lasting=True),
+    Rule("self_stop", W.NO_SITE_FITS, _self_stop),
     Rule("mapping", W.NO_MAPPING, _mapping),
     Rule("quota", W.QUOTA, _quota),
     Rule("price", W.BUDGET, _price),
     Rule("budget", W.BUDGET, _budget),
+    Rule("unsure", W.SITES_SILENT, _unsure),
     Rule("stale", W.SITES_SILENT, _freshness),
     Rule("unheard", W.SITES_SILENT, _unheard),
     Rule("catching_up", W.SITES_SILENT, _catching_up),
     Rule("suspended", W.CORDONED, _suspended),
     Rule("cordoned", W.CORDONED, _cordoned),
+    Rule("paused", W.CORDONED, _paused),
+    Rule("site_condition", W.CORDONED, _condition),
     Rule("not_accepting", W.CORDONED, _accepting),
     Rule("lending_window", W.CORDONED, _window),
     Rule("devices_unhealthy", W.DEVICES_UNHEALTHY, _unhealthy),
     Rule("no_free_device", W.DEVICES_BUSY, _free),
     Rule("lendable_share", W.DEVICES_BUSY, _lent_now),
+    Rule("avoided", W.BACK_OFF, _avoided),
     Rule("back_off", W.BACK_OFF, _back_off),
 )
 LASTING: Sequence[Rule] = tuple(rule for rule in RULES if rule.lasting)

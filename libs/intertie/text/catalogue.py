@@ -373,9 +373,9 @@ TEXTS: Mapping[str, tuple[str, str]] = {
     ),
     "dare.supervisor": ("the job's own supervisor", "作业监护进程记录"),
     "dare.unchanged": (
-        "  Unchanged: {amount} is what {seconds} s cost without a cut, by the supervisor's record. The statement marks it: {mark}",
-        "  账单不受影响:按监护进程记录,{seconds} 秒未断线时费用即为 {amount}。账单标注:{mark}",
+        "  Unchanged: {amount} is what {seconds} s cost without a cut, by the supervisor's record.",
+        "  账单不受影响:按监护进程记录,{seconds} 秒未断线时费用即为 {amount}。",
     ),
-    "dare.mark": ("recorded while islanded", "站点自治运行期间记录"),
+    "dare.mark": ("  The statement marks it: recorded while islanded", "  账单标注:站点自治运行期间记录"),
     "quick.stays": ("It stays up; Ctrl-C stops it, jobs and data stay.", "服务保持运行;按 Ctrl-C 停止,任务与数据保留。"),
 }

@@ -6,7 +6,10 @@ import asyncio
 import sys
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
+from datetime import timedelta
 from importlib.metadata import version as package_version
+from pathlib import Path
+from typing import Annotated
 from zoneinfo import ZoneInfo
 
 import msgspec
@@ -17,36 +20,63 @@ from intertie.bus.port import Bus
 from intertie.clock import SystemClock
 from intertie.contracts.identity import Claims
 from intertie.contracts.link import Lane
-from intertie.errors import Refused
+from intertie.errors import Refused, Unavailable
 from intertie.lane.pg import PgLaneTables
+from intertie.observe import log
 from intertie.quarantine import Quarantine
 from intertie.quarantine.pg import PgQuarantine
 from intertie.runtime import HubSettings, hub_settings, main, reach, ready, serve
 from intertie.scheduler.pg import PACKAGE, PgSchedulerStore
-from intertie.scheduler.wiring import Parts, wire
+from intertie.scheduler.wiring import LEASE_S, Parts, wire
 from intertie.settings import load, read_secret
 from intertie.store import Database, EventConsumer, Relay, keep_audit
 from intertie.trust.claims import ServiceClaims, read_keyset, verify_claims
 from intertie.trust.keys import Key
 
 VERSION = package_version("intertie")
+LOG = log.get("scheduler")
 
 
-class ZoneSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """`INTERTIE_TIME_ZONE`: the wall clock by which owners' lending windows are read."""
+class SchedulerSettings(HubSettings, frozen=True, kw_only=True):
+    """`INTERTIE_<FIELD>`."""
 
     time_zone: str = "Asia/Shanghai"
+    """The wall clock by which owners' lending windows are read, and where settlement periods end."""
+    canary_creds: Path | None = None
+    """NATS credentials of the canary's own account. Without them no silence moves anything, and nothing is run again elsewhere."""
+    rerun_lease_s: Annotated[int, msgspec.Meta(ge=30)] = LEASE_S
+    """A hub or bus that is away for longer than this stops all work that asked for `if_site_silent=rerun`."""
+    lost_after_days: Annotated[int, msgspec.Meta(ge=1, le=366)] = 7
+    """Beyond an attempt's own time limit: when what a silent site held is closed as lost."""
 
 
-def lending_zone(environ: Mapping[str, str]) -> ZoneInfo:
+def lending_zone(name: str) -> ZoneInfo:
     """`Refused('settings.invalid')` if there is no such zone."""
-    name = load(ZoneSettings, environ).time_zone
     try:
         return ZoneInfo(name)
     except (OSError, ValueError) as err:
         raise Refused(
             "settings.invalid", f"INTERTIE_TIME_ZONE: there is no time zone {name!r}", next_step="use a name like Asia/Shanghai"
         ) from err
+
+
+def own_keys(keyset: Mapping[str, str]) -> list[str]:
+    """This service's public keys: the one in use, and older ones kept in the keys' file as `scheduler.<anything>`."""
+    return [public for issuer, public in sorted(keyset.items()) if issuer == "scheduler" or issuer.startswith("scheduler.")]
+
+
+async def open_canary(settings: SchedulerSettings, held: AsyncExitStack) -> Bus | None:
+    """The canary's own connection. A hub whose canary cannot connect serves all the same, and is deaf."""
+    if settings.canary_creds is None:
+        LOG.warning("no canary: no silence is believed, and nothing is run again elsewhere")
+        return None
+    try:
+        bus = await NatsBus.connect(settings.bus_url, name="canary", credentials=settings.canary_creds)
+    except (Unavailable, Refused) as err:
+        LOG.error("the canary cannot connect: no silence is believed until this process starts again", code=err.code, text=err.text)
+        return None
+    held.push_async_callback(bus.close)
+    return bus
 
 
 async def open_for_calls(bus: Bus, parts: Parts, quarantine: Quarantine, verifier: rpc.Verifier, settings: HubSettings) -> None:
@@ -61,7 +91,9 @@ async def open_for_calls(bus: Bus, parts: Parts, quarantine: Quarantine, verifie
 
 
 async def run(environ: Mapping[str, str]) -> int:
-    settings, zone = hub_settings(environ), lending_zone(environ)
+    settings = load(SchedulerSettings, environ)
+    hub_settings(environ)  # refuses what no hub process may be told
+    zone = lending_zone(settings.time_zone)
     clock, scale = SystemClock(), settings.beat_s
     keyset, key = read_keyset(settings.keys_file), Key.read(settings.key_file)
     own = ServiceClaims(key, "scheduler", clock)
@@ -79,7 +111,21 @@ async def run(environ: Mapping[str, str]) -> int:
             lambda: NatsBus.connect(settings.bus_url, name="scheduler", credentials=settings.bus_creds),
         )
         held.push_async_callback(bus.close)
-        parts = await wire(PgSchedulerStore(db), PgLaneTables(db), bus, clock, key, own.signed, zone=zone, scale=scale)
+        canary = await open_canary(settings, held)
+        parts = await wire(
+            PgSchedulerStore(db),
+            PgLaneTables(db),
+            bus,
+            clock,
+            key,
+            own.signed,
+            zone=zone,
+            scale=scale,
+            canary=canary,
+            lease_s=settings.rerun_lease_s,
+            lost_after=timedelta(days=settings.lost_after_days),
+            own_keys=own_keys(keyset),
+        )
         consumer = EventConsumer(
             bus, db, "scheduler", parts.knowledge.handlers(), snapshot=parts.knowledge.snapshots(), beat_s=scale, clock=clock
         )

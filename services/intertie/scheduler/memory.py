@@ -4,36 +4,43 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 
 from intertie.clock import Clock
 from intertie.contracts.base import EventMeta
 from intertie.contracts.job import AttemptSnapshot, JobsQuery, JobState, QuotaRecord, SetQuota, StoryLine
 from intertie.contracts.site import DeviceKind
+from intertie.errors import Stale
 from intertie.ids import AttemptId, DeviceId, Digest, JobId, PoolName, SiteName, TenantName
 from intertie.observe import tracing
-from intertie.scheduler.core.backoff import BackOff, after_fault
+from intertie.scheduler.core.backoff import BackOff, after_fault, avoid
 from intertie.scheduler.core.given import Fact, RoundInput, Used, Waited
+from intertie.scheduler.core.grants import Grant, check_room
 from intertie.scheduler.core.life import is_counted
-from intertie.scheduler.core.orders import Order, due
-from intertie.scheduler.core.rows import Attempt, AttemptState, Change, File, Ignored, Job, JobView, WaitVerdict, job_changed
+from intertie.scheduler.core.orders import Order, orders_of
+from intertie.scheduler.core.rows import OPEN_ATTEMPT, Attempt, AttemptState, Change, File, Ignored, Job, JobView, WaitVerdict, job_changed
+from intertie.scheduler.core.ways import fallback_key
 from intertie.scheduler.store import (
     IDLE_ATTEMPTS_SHOWN,
     QUEUE_LIMIT,
+    SETTLED_CONTENT,
     VERDICTS_KEPT,
     Decide,
     DecideAttempt,
     OpenOrder,
     Placement,
+    Revision,
     RoundRow,
+    Ruling,
     Submitted,
     Told,
-    Withdrawal,
     new_first,
 )
 from intertie.store import Leader, MemoryStore, StoreTx
 from intertie.trust.rights import Scope
 
+_BESIDE = (*OPEN_ATTEMPT, AttemptState.ENDED, AttemptState.LOST)
 _IDLE = (AttemptState.WITHDRAWN, AttemptState.REFUSED, AttemptState.NOT_STARTED)
 
 
@@ -57,7 +64,9 @@ class MemorySchedulerStore(MemoryStore):
         self.backs: dict[SiteName, BackOff] = {}
         self.quota_rows: dict[tuple[TenantName, SiteName | None, DeviceKind], int] = {}
         self.facts: dict[tuple[str, str], Fact] = {}
-        self.revisions: dict[SiteName, tuple[int, Digest]] = {}
+        self.revisions: dict[SiteName, tuple[Revision, Digest, int]] = {}
+        self.avoids: dict[tuple[JobId, SiteName], BackOff] = {}
+        self.grant_rows: dict[tuple[SiteName, TenantName, DeviceKind], Grant] = {}
 
     # --- jobs ------------------------------------------------------------------------------------------------------------------------------
 
@@ -69,7 +78,7 @@ class MemorySchedulerStore(MemoryStore):
                 await tx.audit(actor=job.submitted_by, action="job.submit", target=held.job, result="repeated")
                 return Submitted(held, repeated=True)
             self.keys[key] = job.job
-            self.jobs[job.job] = job
+            self.jobs[job.job] = replace(job, epoch=self.service_epoch)
             if env:
                 self.envs[job.job] = tuple(env.items())
             self.lines[job.job] = (told,)
@@ -120,7 +129,7 @@ class MemorySchedulerStore(MemoryStore):
             found = self.jobs.get(job)
             if found is None or not self._inside(found, scope):
                 return None
-            outcome = decide(File(found, self._live_of(job)))
+            outcome = decide(self._file(found))
             if isinstance(outcome, Change):
                 await self._save(outcome)
             result = f"nothing to do: {outcome.why}" if isinstance(outcome, Ignored) else "ok"
@@ -130,10 +139,51 @@ class MemorySchedulerStore(MemoryStore):
     def _live_of(self, job: JobId) -> Attempt | None:
         return next((a for a in self.attempt_rows.values() if a.record.job == job and a.live), None)
 
+    def _file(self, job: Job, attempt: AttemptId | None = None) -> File:
+        """The job's file, about the named attempt or its live one."""
+        held = self.attempt_rows[attempt] if attempt is not None else self._live_of(job.job)
+        mine = [a for a in self.attempt_rows.values() if a.record.job == job.job and a is not held and a.state in _BESIDE]
+        return File(job, held, tuple(sorted(mine, key=lambda a: (a.record.epoch, a.record.generation))))
+
+    async def open_at(self, tx: StoreTx, site: SiteName) -> list[AttemptId]:
+        return sorted(
+            name
+            for name, a in self.attempt_rows.items()
+            if a.record.site == site and (a.state in OPEN_ATTEMPT[1:] or a.state is AttemptState.LOST)
+        )
+
+    async def take_up(self, tx: StoreTx, job: Job, told: StoryLine, decide: Decide) -> Change | Ignored:
+        assert tx is self, "a transaction of another store cannot change a job here"
+        if job.job not in self.jobs:
+            key = job.client_key if (job.tenant, job.client_key) not in self.keys else fallback_key(job.job)
+            self.keys[(job.tenant, key)] = job.job
+            self.jobs[job.job] = replace(job, client_key=key, epoch=self.service_epoch)
+            self.lines[job.job] = (told,)
+            await self.emit(job_changed(job, None, told.actor, told.what, job.submitted_at))
+        outcome = decide(self._file(self.jobs[job.job]))
+        if isinstance(outcome, Change):
+            await self._save(outcome)
+        return outcome
+
+    async def change_attempt(
+        self, attempt: AttemptId, scope: Scope, decide: Decide, *, actor: str, action: str, reason: str
+    ) -> Change | Ignored | None:
+        async with self.transaction() as tx:
+            found = self.attempt_rows.get(attempt)
+            job = self.jobs[found.record.job] if found else None
+            if job is None or not self._inside(job, scope):
+                return None
+            outcome = decide(self._file(job, attempt))
+            if isinstance(outcome, Change):
+                await self._save(outcome)
+            result = f"nothing to do: {outcome.why}" if isinstance(outcome, Ignored) else "ok"
+            await tx.audit(actor=actor, action=action, target=attempt, reason=reason, result=result)
+            return outcome
+
     async def apply(self, tx: StoreTx, attempt: AttemptId | None, decide: DecideAttempt) -> Change | Ignored:
         assert tx is self, "a transaction of another store cannot change a job here"
         found = self.attempt_rows.get(attempt) if attempt is not None else None
-        outcome = decide(File(self.jobs[found.record.job], found) if found else None)
+        outcome = decide(self._file(self.jobs[found.record.job], attempt) if found else None)
         if isinstance(outcome, Change):
             await self._save(outcome)
         return outcome
@@ -149,11 +199,13 @@ class MemorySchedulerStore(MemoryStore):
                 used[(record.tenant, record.site, record.pool, record.kind)] += record.quantity_milli_us
         return RoundInput(
             queue=queue,
-            live=[a for _, a in sorted(self.attempt_rows.items()) if a.live],
+            live=[a for _, a in sorted(self.attempt_rows.items()) if a.live or a.holding],
             quotas=await self.quotas(),
             back_offs=dict(self.backs),
             used=[Used(*key, quantity) for key, quantity in sorted(used.items())],
             waited={job.job: self.waited[job.job] for job in queue if job.job in self.waited},
+            avoided={job.job: found for job in queue if (found := [b for (j, _), b in sorted(self.avoids.items()) if j == job.job])},
+            grants=await self.grants(),
         )
 
     async def save_round(self, leader: Leader, row: RoundRow, placements: Sequence[Placement], told: Sequence[Told]) -> list[Change]:
@@ -162,7 +214,7 @@ class MemorySchedulerStore(MemoryStore):
             placed: list[Change] = []
             for placement in sorted(placements, key=lambda p: p.job):
                 job = self.jobs.get(placement.job)
-                change = placement.decide(job) if job else None
+                change = placement.decide(self._file(job)) if job else None
                 if isinstance(change, Change) and not self._violates(change):
                     await self._save(change)
                     placed.append(change)
@@ -181,13 +233,21 @@ class MemorySchedulerStore(MemoryStore):
 
     async def _save(self, change: Change) -> None:
         job, attempt = change.job, change.attempt
+        held = self.jobs[job.job]
+        if held.survivor not in (None, job.survivor) or held.delivered not in (None, job.delivered):
+            raise Stale("store.conflict", f"who survives of job {job.job} and whose result it is are written once")
         self.jobs[job.job] = job
         if attempt is not None:
-            self._save_attempt(attempt, change)
+            self._save_attempt(attempt, change.before.attempt, job)
+        changed = {other.record.attempt: other for other in change.others}
+        for before in change.before.others:
+            self._save_attempt(changed.get(before.record.attempt, before), before, job)
         with tracing.span("scheduler change", parent=job.traceparent or None):
-            for event in (change.job_event, change.attempt_event):
+            for event in (change.job_event, change.attempt_event, *change.other_events):
                 if event is not None:
                     await self.emit(event)
+        if change.incident is not None:
+            await self.fault(change.incident)
         self.lines[job.job] = (*self.lines[job.job], *change.story)
         if change.forget_env:
             self.envs.pop(job.job, None)
@@ -196,27 +256,34 @@ class MemorySchedulerStore(MemoryStore):
         if attempt is not None and change.fault:
             site = attempt.record.site
             self.backs[site] = after_fault(site, self.backs.get(site), change.fault, change.at)
+        if attempt is not None and change.avoid and not job.terminal:
+            site = attempt.record.site
+            self.avoids[(job.job, site)] = avoid(site, self.avoids.get((job.job, site)), change.avoid, change.at)
+        elif change.recovered or (job.terminal and not change.before.job.terminal):
+            for name in [name for name in self.avoids if name[0] == job.job]:
+                del self.avoids[name]
 
-    def _save_attempt(self, attempt: Attempt, change: Change) -> None:
+    def _save_attempt(self, attempt: Attempt, before: Attempt | None, job: Job) -> None:
         record = attempt.record
         self.attempt_rows[record.attempt] = attempt
-        if change.before.attempt is None:
-            self.holders.update({(record.site, record.pool, device): record.attempt for device in record.devices})
-        elif change.before.attempt.live and not attempt.live:
+        if before is None:
+            for device in record.devices:
+                self.holders.setdefault((record.site, record.pool, device), record.attempt)
+        elif before.holding and not attempt.holding:
             for key in [key for key, holder in self.holders.items() if holder == record.attempt]:
                 del self.holders[key]
-        for order in due(attempt, cancelled=change.job.cancel is not None):
+        for order in orders_of(attempt, job):
             head = (record.site, self.service_epoch)
             self.number_heads[head] = self.number_heads.get(head, 0) + 1
             self.numbers.setdefault((record.attempt, order), (self.service_epoch, self.number_heads[head]))
 
-    async def withdraw(self, leader: Leader, withdrawals: Sequence[Withdrawal]) -> list[Change]:
+    async def withdraw(self, leader: Leader, withdrawals: Sequence[Ruling]) -> list[Change]:
         done: list[Change] = []
         async with self.transaction() as tx:
             await tx.fence(leader)
             for withdrawal in sorted(withdrawals, key=lambda w: w.job):
                 job = self.jobs.get(withdrawal.job)
-                outcome = withdrawal.decide(File(job, self._live_of(job.job))) if job else None
+                outcome = withdrawal.decide(self._file(job, withdrawal.attempt)) if job else None
                 if isinstance(outcome, Change):
                     await self._save(outcome)
                     done.append(outcome)
@@ -232,7 +299,7 @@ class MemorySchedulerStore(MemoryStore):
         for (name, order), number in sorted(self.numbers.items(), key=lambda item: item[1]):
             attempt = self.attempt_rows[name]
             job = self.jobs[attempt.record.job]
-            if attempt.record.site != site or order not in due(attempt, cancelled=job.cancel is not None):
+            if attempt.record.site != site or order not in orders_of(attempt, job):
                 continue
             if order is Order.SETTLE and name in self.settled:
                 continue
@@ -271,9 +338,30 @@ class MemorySchedulerStore(MemoryStore):
     async def known(self) -> list[Fact]:
         return [fact for _, fact in sorted(self.facts.items())]
 
-    async def settings_revision(self, site: SiteName, content: Digest) -> int:
+    async def grants(self) -> list[Grant]:
+        return [grant for _, grant in sorted(self.grant_rows.items())]
+
+    async def set_grant(self, grant: Grant, *, now: datetime) -> None:
+        async with self.transaction() as tx:
+            for key, held in list(self.grant_rows.items()):
+                if key[0] == grant.site and held.devices and held.valid_until <= now:
+                    self.grant_rows[key] = replace(held, devices=0, revision=held.revision + 1)
+            check_room([g for g in await self.grants() if g.site == grant.site], grant)
+            key = (grant.site, grant.tenant, grant.kind)
+            before = self.grant_rows.get(key)
+            self.grant_rows[key] = replace(grant, revision=before.revision + 1 if before else 1)
+            where = f"{grant.tenant}@{grant.site}/{grant.kind}"
+            await tx.audit(
+                actor=grant.set_by, action="grant.set", target=where, reason=f"devices {grant.devices}, until {grant.valid_until:%F}"
+            )
+
+    async def settings_revision(self, site: SiteName, content: Digest, known: int, now: datetime) -> Revision | None:
         async with self.transaction():
-            revision, held = self.revisions.get(site, (0, Digest("")))
-            if held != content:
-                self.revisions[site] = (revision + 1, content)
+            held = self.revisions.get(site)
+            if held is None:
+                self.revisions[site] = (Revision(1, now), content, known)
+            elif held[1] != content:
+                if known < held[2] or (known == held[2] and now - held[0].at < SETTLED_CONTENT):
+                    return None
+                self.revisions[site] = (Revision(held[0].number + 1, now), content, known)
             return self.revisions[site][0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ from intertie.contracts.identity import AuditQuery, AuditRow
 from intertie.contracts.job import (
     AttemptRecord,
     AttemptSnapshot,
+    Cause,
     JobSpec,
     JobsQuery,
     JobState,
@@ -24,27 +26,31 @@ from intertie.contracts.job import (
 )
 from intertie.contracts.site import DeviceKind
 from intertie.errors import Stale
-from intertie.ids import AttemptId, Digest, JobId, PoolName, RoundId, SiteName, TenantName
+from intertie.ids import AttemptId, Digest, JobId, JournalId, PoolName, RoundId, SiteName, SpecId, TenantName
 from intertie.lifecycle import JobEvent
 from intertie.observe import tracing
-from intertie.scheduler.core.backoff import BackOff, after_fault
+from intertie.scheduler.core.backoff import BackOff, after_fault, avoid
 from intertie.scheduler.core.given import Fact, RoundInput, Used, Waited
+from intertie.scheduler.core.grants import Grant, check_room
 from intertie.scheduler.core.life import is_counted
-from intertie.scheduler.core.orders import Order, due
+from intertie.scheduler.core.orders import Order, orders_of
 from intertie.scheduler.core.rows import Attempt, Cancel, Change, File, Ignored, Job, JobView, WaitVerdict, job_changed
+from intertie.scheduler.core.ways import fallback_key
 from intertie.scheduler.store import (
     EVERYTHING,
     IDLE_ATTEMPTS_SHOWN,
     QUEUE_LIMIT,
+    SETTLED_CONTENT,
     VERDICTS_KEPT,
     Decide,
     DecideAttempt,
     OpenOrder,
     Placement,
+    Revision,
     RoundRow,
+    Ruling,
     Submitted,
     Told,
-    Withdrawal,
     new_first,
 )
 from intertie.store import Database, Leader, StoreTx, Tx, Violated, load_queries
@@ -83,21 +89,7 @@ class PgSchedulerStore:
 
     async def submit(self, job: Job, env: Mapping[str, str], told: StoryLine) -> Submitted:
         async with self.db.transaction() as tx:
-            inserted = await tx.run(
-                Q.job_insert,
-                job.job,
-                job.tenant,
-                job.submitted_by,
-                encode(job.spec),
-                job.client_key,
-                job.content,
-                job.state,
-                job.submitted_at,
-                job.queued_at,
-                job.traceparent,
-                job.version,
-            )
-            if not inserted:
+            if not await _insert_job(tx, job):
                 row = await tx.one(Q.job_by_key, job.tenant, job.client_key)
                 if row is None:
                     raise Stale("store.conflict", "the job of this client key is being written at this moment")
@@ -154,14 +146,45 @@ class PgSchedulerStore:
         file: File | None = None
         row = await tx.one(Q.attempt_job, attempt) if attempt is not None else None
         if row is not None:
-            held = await tx.one(Q.job_lock, row["job"], *_cut(EVERYTHING))
-            found = await tx.one(Q.attempt_load, attempt)
-            assert held is not None and found is not None, "jobs and attempts are never deleted"
-            file = File(_job(held), _attempt(found))
+            file = await _locked(tx, row["job"], EVERYTHING, attempt)
+            assert file is not None and file.attempt is not None, "jobs and attempts are never deleted"
         outcome = decide(file)
         if isinstance(outcome, Change):
             await _save(tx, outcome)
         return outcome
+
+    async def open_at(self, tx: StoreTx, site: SiteName) -> list[AttemptId]:
+        assert isinstance(tx, Tx), "a transaction of another store cannot be read here"
+        return [AttemptId(row["attempt"]) for row in await tx.all(Q.attempts_open_at, site)]
+
+    async def take_up(self, tx: StoreTx, job: Job, told: StoryLine, decide: Decide) -> Change | Ignored:
+        assert isinstance(tx, Tx), "a transaction of another store cannot change a job here"
+        if await tx.one(Q.job_is_here, job.job) is None:
+            if not await _insert_job(tx, job):
+                await _insert_job(tx, replace(job, client_key=fallback_key(job.job)))
+            await tx.run(Q.story_insert, job.job, encode(told))
+            await tx.emit(job_changed(job, None, told.actor, told.what, job.submitted_at))
+        file = await _locked(tx, job.job, EVERYTHING)
+        assert file is not None, "it is here now"
+        outcome = decide(file)
+        if isinstance(outcome, Change):
+            await _save(tx, outcome)
+        return outcome
+
+    async def change_attempt(
+        self, attempt: AttemptId, scope: Scope, decide: Decide, *, actor: str, action: str, reason: str
+    ) -> Change | Ignored | None:
+        async with self.db.transaction() as tx:
+            row = await tx.one(Q.attempt_job, attempt)
+            file = await _locked(tx, row["job"], scope, attempt) if row else None
+            if file is None:
+                return None
+            outcome = decide(file)
+            if isinstance(outcome, Change):
+                await _save(tx, outcome)
+            result = f"nothing to do: {outcome.why}" if isinstance(outcome, Ignored) else "ok"
+            await tx.audit(actor=actor, action=action, target=attempt, reason=reason, result=result)
+            return outcome
 
     # --- rounds ----------------------------------------------------------------------------------------------------------------------------
 
@@ -172,7 +195,14 @@ class PgSchedulerStore:
             quotas = await tx.all(Q.quotas_load)
             backs = await tx.all(Q.back_offs_load)
             used = await tx.all(Q.used_load, list(allowances), list(allowances.values())) if allowances else []
+            avoids = await tx.all(Q.avoids_load, [row["job"] for row in queue]) if queue else []
+            grants = await tx.all(Q.grants_load)
+        avoided: dict[JobId, list[BackOff]] = {}
+        for row in avoids:
+            avoided.setdefault(JobId(row["job"]), []).append(_back_off(row))
         return RoundInput(
+            avoided=avoided,
+            grants=[_grant(row) for row in grants],
             queue=[_job(row) for row in queue],
             live=[_attempt(row) for row in live],
             quotas=[_quota(row) for row in quotas],
@@ -210,12 +240,12 @@ class PgSchedulerStore:
                 await tx.run(Q.verdicts_prune, [t.job for t in verdicts], VERDICTS_KEPT)
             return placed
 
-    async def withdraw(self, leader: Leader, withdrawals: Sequence[Withdrawal]) -> list[Change]:
+    async def withdraw(self, leader: Leader, withdrawals: Sequence[Ruling]) -> list[Change]:
         done: list[Change] = []
         async with self.db.transaction() as tx:
             await tx.fence(leader)
             for withdrawal in sorted(withdrawals, key=lambda w: w.job):
-                file = await _locked(tx, withdrawal.job, EVERYTHING)
+                file = await _locked(tx, withdrawal.job, EVERYTHING, withdrawal.attempt)
                 outcome = withdrawal.decide(file) if file else None
                 if isinstance(outcome, Change):
                     await _save(tx, outcome)
@@ -238,7 +268,7 @@ class PgSchedulerStore:
                 attempt, order = attempts[row["attempt"]], Order(row["order_kind"])
                 job = jobs[attempt.record.job]
                 number = (row["order_epoch"], row["order_number"])
-                if order in due(attempt, cancelled=job.cancel is not None) and not (order is Order.SETTLE and number <= mark):
+                if order in orders_of(attempt, job) and not (order is Order.SETTLE and number <= mark):
                     found.append(OpenOrder(order, *number, attempt, job, {}))
             found = new_first(found, mark)
             offered = [order.job.job for order in found if order.order is Order.OFFER]
@@ -283,11 +313,43 @@ class PgSchedulerStore:
         async with self.db.transaction(read_only=True) as tx:
             return [Fact(row["noun"], row["entity"], row["version"], row["body"], row["at"]) for row in await tx.all(Q.known_load)]
 
-    async def settings_revision(self, site: SiteName, content: Digest) -> int:
+    async def grants(self) -> list[Grant]:
+        async with self.db.transaction(read_only=True) as tx:
+            return [_grant(row) for row in await tx.all(Q.grants_load)]
+
+    async def set_grant(self, grant: Grant, *, now: datetime) -> None:
         async with self.db.transaction() as tx:
-            row = await tx.one(Q.settings_upsert, site, content)
-        assert row is not None, "an upsert returns its row"
-        return int(row["revision"])
+            await tx.run(Q.grants_lock, grant.site)
+            await tx.run(Q.grants_let_go, grant.site, now)
+            check_room([g for g in (_grant(row) for row in await tx.all(Q.grants_load)) if g.site == grant.site], grant)
+            await tx.run(
+                Q.grant_set,
+                grant.site,
+                grant.tenant,
+                grant.kind,
+                grant.devices,
+                grant.card_hours,
+                grant.valid_until,
+                grant.set_by,
+                grant.spec,
+                grant.spec_revision,
+            )
+            where = f"{grant.tenant}@{grant.site}/{grant.kind}"
+            await tx.audit(
+                actor=grant.set_by, action="grant.set", target=where, reason=f"devices {grant.devices}, until {grant.valid_until:%F}"
+            )
+
+    async def settings_revision(self, site: SiteName, content: Digest, known: int, now: datetime) -> Revision | None:
+        async with self.db.transaction() as tx:
+            await tx.run(Q.settings_lock, site, content, known, now)
+            row = await tx.one(Q.settings_load, site)
+            assert row is not None, "it was made just now, if it was not there"
+            if row["content"] == content:
+                return Revision(row["revision"], row["made_at"])
+            if known < row["known"] or (known == row["known"] and now - row["made_at"] < SETTLED_CONTENT):
+                return None
+            await tx.run(Q.settings_next, site, row["revision"] + 1, content, known, now)
+            return Revision(row["revision"] + 1, now)
 
 
 # --- writing one change ----------------------------------------------------------------------------------------------------------------------
@@ -297,18 +359,40 @@ def _cut(scope: Scope) -> tuple[bool, TenantName | None, SiteName | None]:
     return scope.everything, scope.tenant, scope.site
 
 
-async def _locked(tx: Tx, job: JobId, scope: Scope) -> File | None:
+async def _locked(tx: Tx, job: JobId, scope: Scope, attempt: AttemptId | None = None) -> File | None:
+    """The job's file, about the named attempt or its live one; None if it is not there."""
     row = await tx.one(Q.job_lock, job, *_cut(scope))
     if row is None:
         return None
-    live = await tx.one(Q.attempt_live_of_job, job)
-    return File(_job(row), _attempt(live) if live else None)
+    found = await (tx.one(Q.attempt_load, attempt) if attempt is not None else tx.one(Q.attempt_live_of_job, job))
+    held = _attempt(found) if found else None
+    others = await tx.all(Q.attempts_beside, job, held.record.attempt if held else None) if row["attempts"] > (1 if held else 0) else []
+    return File(_job(row), held, tuple(_attempt(other) for other in others))
+
+
+async def _insert_job(tx: Tx, job: Job) -> bool:
+    """False if its tenant has used the client key before."""
+    inserted = await tx.run(
+        Q.job_insert,
+        job.job,
+        job.tenant,
+        job.submitted_by,
+        encode(job.spec),
+        job.client_key,
+        job.content,
+        job.state,
+        job.submitted_at,
+        job.queued_at,
+        job.traceparent,
+        job.version,
+    )
+    return bool(inserted)
 
 
 async def _place(tx: Tx, placement: Placement) -> Change | None:
     """One placement; None if its job has left the queue or its devices have a holder: the next round sees why."""
     file = await _locked(tx, placement.job, EVERYTHING)
-    change = placement.decide(file.job) if file else None
+    change = placement.decide(file) if file else None
     if not isinstance(change, Change):
         return None
     try:
@@ -327,12 +411,15 @@ async def _save(tx: Tx, change: Change) -> None:
         await _save_job(tx, job)
     if attempt is not None:
         await _save_attempt(tx, attempt, change)
-        await _number_orders(tx, attempt, cancelled=job.cancel is not None)
+        await _number_orders(tx, attempt, job)
+    await _save_others(tx, change)
     # The events join the trace of the submit, whoever caused them.
     with tracing.span("scheduler change", parent=job.traceparent or None):
-        for event in (change.job_event, change.attempt_event):
+        for event in (change.job_event, change.attempt_event, *change.other_events):
             if event is not None:
                 await tx.emit(event)
+    if change.incident is not None:
+        await tx.fault(change.incident)
     for told in change.story:
         await tx.run(Q.story_insert, job.job, encode(told))
     if change.forget_env:
@@ -343,6 +430,12 @@ async def _save(tx: Tx, change: Change) -> None:
         row = await tx.one(Q.back_off_lock, attempt.record.site)
         after = after_fault(attempt.record.site, _back_off(row) if row else None, change.fault, change.at)
         await tx.run(Q.back_off_set, after.site, after.faults, after.until, after.why)
+    if attempt is not None and change.avoid and not job.terminal:
+        row = await tx.one(Q.avoid_load, job.job, attempt.record.site)
+        after = avoid(attempt.record.site, _back_off(row) if row else None, change.avoid, change.at)
+        await tx.run(Q.avoid_set, job.job, after.site, after.faults, after.until, after.why)
+    elif change.recovered or (job.terminal and not change.before.job.terminal):
+        await tx.run(Q.avoids_forget, job.job)
 
 
 async def _save_job(tx: Tx, job: Job) -> None:
@@ -361,14 +454,28 @@ async def _save_job(tx: Tx, job: Job) -> None:
         job.generation,
         job.site,
         job.version,
+        job.survivor,
+        job.delivered,
     )
     if written != 1:
         raise Stale("store.conflict", f"job {job.job} is no longer at version {job.version - 1}")
 
 
+async def _save_others(tx: Tx, change: Change) -> None:
+    """Other attempts of the job: what changes with it, and what they are owed now that the job has changed."""
+    changed = {other.record.attempt: other for other in change.others}
+    for before in change.before.others:
+        other = changed.get(before.record.attempt, before)
+        if other is not before:
+            await _update_attempt(tx, other, before, bool(orders_of(other, change.job)))
+        elif change.job_event is not None:
+            await tx.run(Q.attempt_owed_set, other.record.attempt, bool(orders_of(other, change.job)))
+        await _number_orders(tx, other, change.job)
+
+
 async def _save_attempt(tx: Tx, attempt: Attempt, change: Change) -> None:
     record = attempt.record
-    owed = bool(due(attempt, cancelled=change.job.cancel is not None))
+    owed = bool(orders_of(attempt, change.job))
     quantity = record.quantity_milli_us
     if change.before.attempt is None:
         await tx.run(
@@ -393,12 +500,23 @@ async def _save_attempt(tx: Tx, attempt: Attempt, change: Change) -> None:
             record.offered_at,
             encode(record),
             record.version,
+            attempt.holding,
+            attempt.stop_cause,
+            attempt.stop_why,
+            attempt.lease_s,
+            attempt.journal,
         )
-        await tx.run(Q.devices_hold, record.attempt, record.site, record.pool, list(record.devices))
+        held = Q.devices_hold if record.claimed_at is None else Q.devices_hold_free_ones
+        await tx.run(held, record.attempt, record.site, record.pool, list(record.devices))
         return
     if change.attempt_event is None:
         await tx.run(Q.attempt_owed_set, record.attempt, owed)
         return
+    await _update_attempt(tx, attempt, change.before.attempt, owed)
+
+
+async def _update_attempt(tx: Tx, attempt: Attempt, before: Attempt, owed: bool) -> None:
+    record = attempt.record
     written = await tx.run(
         Q.attempt_update,
         record.attempt,
@@ -409,19 +527,23 @@ async def _save_attempt(tx: Tx, attempt: Attempt, change: Change) -> None:
         attempt.withdrawal_seen,
         owed,
         is_counted(record),
-        quantity,
+        record.quantity_milli_us,
         encode(record),
         record.version,
+        attempt.holding,
+        attempt.stop_cause,
+        attempt.stop_why,
+        attempt.journal,
     )
     if written != 1:
         raise Stale("store.conflict", f"attempt {record.attempt} is no longer at version {record.version - 1}")
-    if change.before.attempt.live and not attempt.live:
+    if before.holding and not attempt.holding:
         await tx.run(Q.devices_free, record.attempt)
 
 
-async def _number_orders(tx: Tx, attempt: Attempt, *, cancelled: bool) -> None:
+async def _number_orders(tx: Tx, attempt: Attempt, job: Job) -> None:
     """Give each instruction that is due its number, once. The head's row is held to the commit, so numbers become visible in their order."""
-    for order in due(attempt, cancelled=cancelled):
+    for order in orders_of(attempt, job):
         row = await tx.one(Q.instruction_next, attempt.record.site)
         assert row is not None, "an upsert returns its row"
         await tx.run(Q.instruction_insert, attempt.record.attempt, order, attempt.record.site, row["epoch"], row["number"])
@@ -462,6 +584,9 @@ def _job(row: asyncpg.Record) -> Job:
         attempts=row["attempts"],
         generation=row["generation"],
         site=SiteName(row["site"]) if row["site"] else None,
+        survivor=AttemptId(row["survivor"]) if row["survivor"] else None,
+        delivered=AttemptId(row["delivered"]) if row["delivered"] else None,
+        epoch=row["epoch"],
         traceparent=row["traceparent"],
         version=row["version"],
     )
@@ -475,6 +600,26 @@ def _attempt(row: asyncpg.Record) -> Attempt:
         result_pending=row["result_pending"],
         stop_answer=row["stop_answer"],
         withdrawal_seen=row["withdrawal_seen"],
+        holding=row["holding"],
+        stop_cause=Cause(row["stop_cause"]) if row["stop_cause"] else None,
+        stop_why=row["stop_why"],
+        lease_s=row["lease_s"],
+        journal=JournalId(row["journal"]) if row["journal"] else None,
+    )
+
+
+def _grant(row: asyncpg.Record) -> Grant:
+    return Grant(
+        tenant=TenantName(row["tenant"]),
+        site=SiteName(row["site"]),
+        kind=DeviceKind(row["kind"]),
+        devices=row["devices"],
+        card_hours=row["card_hours"],
+        valid_until=row["valid_until"],
+        set_by=row["set_by"],
+        revision=row["revision"],
+        spec=SpecId(row["spec"]) if row["spec"] else None,
+        spec_revision=row["spec_revision"],
     )
 
 

@@ -1,6 +1,6 @@
 -- name: job_insert
-INSERT INTO job (job, tenant, submitted_by, spec, client_key, content, state, submitted_at, queued_at, traceparent, version)
-VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)
+INSERT INTO job (job, tenant, submitted_by, spec, client_key, content, state, submitted_at, queued_at, traceparent, version, epoch)
+SELECT $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, epoch FROM service_epoch
 ON CONFLICT (tenant, client_key) DO NOTHING
 
 -- name: job_by_key
@@ -36,17 +36,19 @@ LIMIT $8
 
 -- name: job_update
 UPDATE job SET state = $2, queued_at = $3, ended_at = $4, cancel_at = $5, cancel_by = $6, cancel_reason = $7, ending = $8, failures = $9,
-    attempts = $10, generation = $11, site = $12, version = $13
+    attempts = $10, generation = $11, site = $12, survivor = $14, delivered = $15, version = $13
 WHERE job = $1 AND version = $13 - 1
+    -- who survives and whose result it is: each is written once
+    AND (survivor IS NULL OR survivor = $14) AND (delivered IS NULL OR delivered = $15)
 
 -- name: attempts_of_jobs
 -- All that ran or hold something, and the last $2 of the others.
 SELECT job, record FROM (
     SELECT job, record, state, epoch, generation, row_number() OVER (
-        PARTITION BY job, state IN ('offered', 'claimed', 'staging', 'running', 'ended') ORDER BY epoch DESC, generation DESC) AS age
+        PARTITION BY job, state IN ('offered', 'claimed', 'staging', 'running', 'ended', 'lost') ORDER BY epoch DESC, generation DESC) AS age
     FROM attempt WHERE job = ANY($1::text[])
 ) a
-WHERE state IN ('offered', 'claimed', 'staging', 'running', 'ended') OR age <= $2
+WHERE state IN ('offered', 'claimed', 'staging', 'running', 'ended', 'lost') OR age <= $2
 ORDER BY job, epoch, generation
 
 -- name: verdicts_of_jobs
@@ -61,14 +63,26 @@ SELECT job FROM attempt WHERE attempt = $1
 -- name: attempt_load
 SELECT * FROM attempt WHERE attempt = $1
 
+-- name: attempts_beside
+-- Others of the job that run, have ended by themselves, or are not known to have ended.
+SELECT * FROM attempt
+WHERE job = $1 AND ($2::text IS NULL OR attempt <> $2) AND state IN ('offered', 'claimed', 'staging', 'running', 'ended', 'lost')
+ORDER BY epoch, generation
+
+-- name: attempts_open_at
+SELECT attempt FROM attempt WHERE site = $1 AND state IN ('claimed', 'staging', 'running', 'lost') ORDER BY attempt
+
+-- name: job_is_here
+SELECT job FROM job WHERE job = $1
+
 -- name: attempt_insert
 INSERT INTO attempt (attempt, job, tenant, site, pool, kind, state, generation, epoch, wall_s, live, result_pending, stop_answer,
-    withdrawal_seen, owed, counted, quantity, offered_at, record, version)
-VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20)
+    withdrawal_seen, owed, counted, quantity, offered_at, record, version, holding, stop_cause, stop_why, lease_s, journal)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21, $22, $23, $24, $25)
 
 -- name: attempt_update
 UPDATE attempt SET state = $2, live = $3, result_pending = $4, stop_answer = $5, withdrawal_seen = $6, owed = $7, counted = $8, quantity = $9,
-    record = $10, version = $11
+    record = $10, version = $11, holding = $12, stop_cause = $13, stop_why = $14, journal = $15
 WHERE attempt = $1 AND version = $11 - 1
 
 -- name: attempt_owed_set
@@ -76,6 +90,12 @@ UPDATE attempt SET owed = $2 WHERE attempt = $1 AND owed <> $2
 
 -- name: devices_hold
 INSERT INTO attempt_device (attempt, site, pool, device, live) SELECT $1, $2, $3, device, true FROM unnest($4::text[]) AS device
+
+-- name: devices_hold_free_ones
+-- What a site already holds is recorded, whoever was thought to hold its devices: the first holder keeps them here.
+INSERT INTO attempt_device (attempt, site, pool, device, live)
+SELECT $1, $2, $3, device, NOT EXISTS (SELECT FROM attempt_device h WHERE h.site = $2 AND h.pool = $3 AND h.device = d.device AND h.live)
+FROM unnest($4::text[]) AS d (device)
 
 -- name: devices_free
 UPDATE attempt_device SET live = false WHERE attempt = $1 AND live
@@ -126,7 +146,7 @@ SELECT line FROM (
 SELECT * FROM job WHERE state = 'queued' AND cancel_at IS NULL ORDER BY queued_at, job LIMIT $1
 
 -- name: live_load
-SELECT * FROM attempt WHERE live ORDER BY attempt
+SELECT * FROM attempt WHERE live OR holding ORDER BY attempt
 
 -- name: used_load
 SELECT a.tenant, a.site, a.pool, a.kind, sum(a.quantity)::bigint AS quantity
@@ -147,6 +167,35 @@ ON CONFLICT (site) DO UPDATE SET faults = EXCLUDED.faults, until_at = EXCLUDED.u
 
 -- name: back_off_clear
 DELETE FROM back_off WHERE site = $1
+
+-- name: avoids_load
+SELECT job, site, faults, until_at, why FROM avoid WHERE job = ANY($1::text[]) ORDER BY job, site
+
+-- name: avoid_load
+SELECT site, faults, until_at, why FROM avoid WHERE job = $1 AND site = $2
+
+-- name: avoid_set
+INSERT INTO avoid (job, site, faults, until_at, why) VALUES ($1, $2, $3, $4, $5)
+ON CONFLICT (job, site) DO UPDATE SET faults = EXCLUDED.faults, until_at = EXCLUDED.until_at, why = EXCLUDED.why
+
+-- name: avoids_forget
+DELETE FROM avoid WHERE job = $1
+
+-- name: grants_load
+SELECT * FROM islanded_grant ORDER BY site, tenant, kind
+
+-- name: grants_lock
+-- One setting of a site's at a time: the bound on their number is looked at under this lock.
+SELECT pg_advisory_xact_lock(hashtextextended('islanded_grant/' || $1, 0))
+
+-- name: grant_set
+INSERT INTO islanded_grant (site, tenant, kind, devices, card_hours, valid_until, set_by, revision, spec, spec_revision)
+VALUES ($1, $2, $3, $4, $5, $6, $7, 1, $8, $9)
+ON CONFLICT (site, tenant, kind) DO UPDATE SET devices = EXCLUDED.devices, card_hours = EXCLUDED.card_hours, valid_until = EXCLUDED.valid_until,
+    set_by = EXCLUDED.set_by, revision = islanded_grant.revision + 1, spec = EXCLUDED.spec, spec_revision = EXCLUDED.spec_revision
+
+-- name: grants_let_go
+UPDATE islanded_grant SET devices = 0, revision = revision + 1 WHERE site = $1 AND devices > 0 AND valid_until <= $2
 
 -- name: round_insert
 INSERT INTO round (round, at, input, leader_epoch, leader_number, queued, placed, not_examined) VALUES ($1, $2, $3, $4, $5, $6, $7, $8)
@@ -185,9 +234,11 @@ WHERE known.version < EXCLUDED.version
 -- name: known_load
 SELECT noun, entity, version, body, at FROM known ORDER BY noun, entity
 
--- name: settings_upsert
-INSERT INTO site_settings (site, revision, content) VALUES ($1, 1, $2)
-ON CONFLICT (site) DO UPDATE SET
-    revision = site_settings.revision + CASE WHEN site_settings.content = EXCLUDED.content THEN 0 ELSE 1 END,
-    content = EXCLUDED.content
-RETURNING revision
+-- name: settings_lock
+INSERT INTO site_settings (site, revision, content, known, made_at) VALUES ($1, 1, $2, $3, $4) ON CONFLICT (site) DO NOTHING
+
+-- name: settings_load
+SELECT revision, content, known, made_at FROM site_settings WHERE site = $1 FOR UPDATE
+
+-- name: settings_next
+UPDATE site_settings SET revision = $2, content = $3, known = $4, made_at = $5 WHERE site = $1

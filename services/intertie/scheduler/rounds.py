@@ -19,12 +19,13 @@ from intertie.lane.tables import LaneTables
 from intertie.observe import log, metrics
 from intertie.planner import Decision, Plan, Snapshot, Verdict
 from intertie.runtime import Beat
-from intertie.scheduler.core import life
+from intertie.scheduler.canary import Canary
+from intertie.scheduler.core import judge, life
 from intertie.scheduler.core.given import RoundInput
 from intertie.scheduler.core.rows import AttemptState, Change
 from intertie.scheduler.core.snapshot import assemble
 from intertie.scheduler.knowledge import Knowledge
-from intertie.scheduler.store import Placement, RoundRow, SchedulerStore, Told, Withdrawal
+from intertie.scheduler.store import Placement, RoundRow, Ruling, SchedulerStore, Told, Withdrawal
 from intertie.store import Leader
 
 LOG = log.get("scheduler.rounds")
@@ -67,15 +68,17 @@ class Planner:
         zone: tzinfo,
         scale: float = 1.0,
         check: Check = planner.objections,
+        limits: judge.Limits,
+        canary: Canary | None = None,
     ) -> None:
-        """`check`: the second look at every plan before it is written."""
-        self._check = check
+        """`check`: the second look at every plan before it is written. Without a `canary` no silence is ever believed."""
+        self._check, self._limits, self._canary, self._roll = check, limits, canary, judge.Roll()
         self._store, self._lanes, self._knowledge, self._clock, self._nudge = store, lanes, knowledge, clock, nudge
         self._zone = zone
         self._beat = Beat("planner", BEAT_S, scale=scale)
         self._unanswered = timedelta(seconds=max(UNANSWERED_S * scale, LEAST_UNANSWERED_S))
         self._listened_s = 0.0
-        self._reported_s: float | None = None
+        self._reported: dict[str, float] = {}
         self._epoch = 1
 
     def hint(self) -> None:
@@ -87,7 +90,7 @@ class Planner:
             try:
                 async with self._store.leading(ROLE) as leader:
                     await self._take_office(leader)
-                    await self._beat.run(partial(self._paced, leader))
+                    await self._lead(leader)
             except (Stale, Unavailable) as err:
                 LOG.warning("not leading", code=err.code, text=err.text)
             await asyncio.sleep(AGAIN_S)
@@ -96,9 +99,20 @@ class Planner:
         """Nothing is placed at a site before it was at head with this leader: ask all of them to speak."""
         self._epoch = await self._store.epoch()
         self._knowledge.hearing.took_office(self._clock.monotonic_s())
+        self._roll = judge.Roll()
         LOG.info("leading", epoch=leader.epoch, number=leader.number)
         for site in list(self._knowledge.world.sites):
             await self._nudge(site)
+
+    async def _lead(self, leader: Leader) -> None:
+        """Rounds for as long as the office lasts, and beside them the canary: losing office, or a commit that fails, ends both."""
+        singing = asyncio.create_task(self._canary.run(self._knowledge.hearing.canary_answered), name="canary") if self._canary else None
+        try:
+            await self._beat.run(partial(self._paced, leader))
+        finally:
+            if singing is not None:
+                singing.cancel()
+                await asyncio.gather(singing, return_exceptions=True)
 
     async def listen(self) -> None:
         """Take up what any copy of this service heard on the lane."""
@@ -122,13 +136,15 @@ class Planner:
         await self.listen()
         given = await self._store.load_round(self._knowledge.world.limited())
         await self._take_back(leader, given)
+        await self._judge(leader, given)
         if not given.queue:
             ROUNDS.inc(outcome="empty")
             return
         now = self._clock.now()
         known = self._knowledge
         local = now.astimezone(self._zone).time()
-        snapshot = assemble(given, known.world, known.sight, known.hearing, now=now, now_s=self._clock.monotonic_s(), local=local)
+        now_s = self._clock.monotonic_s()
+        snapshot = assemble(given, known.world, known.sight, known.hearing, now=now, now_s=now_s, local=local, epoch=self._epoch)
         # A long queue takes tenths of a second: lanes and calls of this process go on meanwhile.
         plan = await asyncio.to_thread(planner.plan, snapshot, now) if len(given.queue) > PLAN_BESIDE else planner.plan(snapshot, now)
         if broken := self._check(plan, snapshot, now):
@@ -152,22 +168,47 @@ class Planner:
         now, now_s, late = self._clock.now(), self._clock.monotonic_s(), list[Withdrawal]()
         for attempt in given.live:
             record = attempt.record
-            if attempt.state is not AttemptState.OFFERED or now - record.offered_at < self._unanswered:
+            before_restore = record.epoch < self._epoch
+            if attempt.state is not AttemptState.OFFERED or (now - record.offered_at < self._unanswered and not before_restore):
                 continue
-            heard = self._knowledge.hearing.heard(record.site, now_s)
+            heard = self._knowledge.hearing.heard(record.site, now_s) and not before_restore
             why = f"{record.site} {'is heard and' if heard else 'is silent: it'} has not answered the offer since {record.offered_at:%H:%M:%S}Z"
+            if before_restore:
+                # Before the restore it may have been taken back already, and placed elsewhere.
+                why = f"the offer is of epoch {record.epoch}, before this hub was restored"
             late.append(Withdrawal(record.job, partial(life.withdraw, why=why, fault=heard, now=now)))
         if late:
             for change in await self._store.withdraw(leader, late):
                 LOG.warning("an offer was withdrawn", job=change.job.job, why=change.reason)
             self.hint()
 
+    async def _judge(self, leader: Leader, given: RoundInput) -> None:
+        """What silence, or a digest that does not list an attempt, has made due."""
+        now, now_s = self._clock.now(), self._clock.monotonic_s()
+        found = judge.find(given.live, self._knowledge.hearing, self._roll, self._limits, now=now, now_s=now_s)
+        for report in found.incidents:
+            await self._tell(report)
+        if not found.rulings:
+            return
+        for change in await self._store.withdraw(leader, [Ruling(one.job, one.decide, one.attempt) for one in found.rulings]):
+            LOG.warning("the leader ruled", job=change.job.job, state=change.job.state.value, why=change.reason)
+            if change.before.attempt is not None and change.attempt is not None and change.before.attempt.holding > change.attempt.holding:
+                record = change.attempt.record
+                self._knowledge.sight.freed([(record.site, record.pool, device) for device in record.devices], now_s)
+        self.hint()
+
+    async def _tell(self, report: ReportIncident) -> None:
+        """A fault, once per FAULT_AGAIN_S."""
+        now_s = self._clock.monotonic_s()
+        if now_s - self._reported.get(report.key, -FAULT_AGAIN_S) < FAULT_AGAIN_S:
+            return
+        async with self._store.transaction() as tx:
+            await tx.fault(report)
+        self._reported = {key: said for key, said in self._reported.items() if now_s - said < FAULT_AGAIN_S} | {report.key: now_s}
+
     async def _report(self, broken: list[str]) -> None:
         """A plan with objections is our bug: nothing of it is published, and a person is told. The lane and the calls go on."""
         LOG.error("a plan was refused", objections=broken)
-        now_s = self._clock.monotonic_s()
-        if self._reported_s is not None and now_s - self._reported_s < FAULT_AGAIN_S:
-            return
         report = ReportIncident(
             key="scheduler.plan_refused",
             kind="scheduler.plan_refused",
@@ -175,9 +216,7 @@ class Planner:
             title="The planner made a plan that its own check refuses",
             text=f"Nothing was placed. {'; '.join(broken)}"[:4_000],
         )
-        async with self._store.transaction() as tx:
-            await tx.fault(report)
-        self._reported_s = now_s
+        await self._tell(report)
 
     async def _after(self, plan: Plan, changes: list[Change]) -> None:
         for site in sorted({change.attempt.record.site for change in changes if change.attempt}):
@@ -186,8 +225,8 @@ class Planner:
             self.hint()
 
     def _placement(self, decision: Decision, row: RoundRow, now: datetime) -> Placement:
-        attempt, epoch = new_attempt(), self._epoch
-        return Placement(decision.job, lambda job: life.place(job, decision, attempt, round_id=row.round, epoch=epoch, now=now))
+        make = partial(life.place, decision=decision, attempt=new_attempt(), round_id=row.round, epoch=self._epoch, now=now)
+        return Placement(decision.job, partial(make, lease_s=self._limits.lease_s))
 
     def _told(self, plan: Plan, given: RoundInput, now: datetime) -> list[Told]:
         """Verdicts that say something else than the job was told before; every placement says why here and not elsewhere."""

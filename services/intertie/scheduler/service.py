@@ -18,13 +18,17 @@ from intertie.contracts.job import (
     AttemptsQuery,
     AttemptsReply,
     CancelJob,
+    CloseAttempt,
+    GrantsReply,
     JobQuery,
     JobRecord,
     JobsQuery,
     JobsReply,
     LogsQuery,
+    PreemptJob,
     QuotasReply,
     Rejection,
+    SetGrant,
     SetQuota,
     Story,
     SubmitJob,
@@ -34,14 +38,15 @@ from intertie.contracts.link import AskLog, LogChunk
 from intertie.errors import Conflict, NotFound, Refused
 from intertie.ids import SiteName, new_job
 from intertie.observe import tracing
-from intertie.planner import PoolView, never_fits, suitability
+from intertie.planner import PoolView, never_fits, spec_in_force, suitability
 from intertie.scheduler.asks import Asker
-from intertie.scheduler.core import life
-from intertie.scheduler.core.rows import Change, Job, JobView, record_of
+from intertie.scheduler.core import life, silence
+from intertie.scheduler.core.grants import granted
+from intertie.scheduler.core.rows import Change, File, Ignored, Job, JobView, record_of
 from intertie.scheduler.core.snapshot import pool_views
 from intertie.scheduler.knowledge import Knowledge
 from intertie.scheduler.rounds import Planner
-from intertie.scheduler.store import SchedulerStore
+from intertie.scheduler.store import EVERYTHING, SchedulerStore
 from intertie.store import audit_reply
 from intertie.trust import rights
 
@@ -79,6 +84,10 @@ class Scheduler:
             endpoints.ATTEMPTS: self.attempts,
             endpoints.SET_QUOTA: self.set_quota,
             endpoints.QUOTAS: self.quotas,
+            endpoints.PREEMPT: self.preempt,
+            endpoints.CLOSE_ATTEMPT: self.close_attempt,
+            endpoints.SET_GRANT: self.set_grant,
+            endpoints.GRANTS: self.grants,
             endpoints.SCHEDULER_AUDIT: self.audit,
         }
 
@@ -164,6 +173,73 @@ class Scheduler:
         self._planner.hint()
         return QuotasReply(quotas=await self._store.quotas())
 
+    async def preempt(self, request: PreemptJob, caller: Caller) -> JobRecord:
+        """Stop the job's attempt for somebody else's sake; restartable work is queued again when its end is seen, and keeps away for a while."""
+        scope, name, now = rights.scope(caller.claims, "job.preempt"), caller.claims.name, self._clock.now()
+        outcome = await self._store.change(
+            request.job,
+            scope,
+            lambda file: life.preempt(file, actor=name, reason=request.reason, now=now),
+            actor=name,
+            action="job.preempt",
+            reason=request.reason,
+        )
+        return await self._ruled(outcome)
+
+    async def close_attempt(self, request: CloseAttempt, caller: Caller) -> JobRecord:
+        """A named person's word that an attempt at a silent site is waited for no longer. Refused while the site speaks: then it is asked."""
+        rights.require(caller.claims, "attempt.close")
+        name, now, known = caller.claims.name, self._clock.now(), self._knowledge
+
+        def decide(file: File) -> Change | Ignored:
+            assert file.attempt is not None, "it was named"
+            row = known.hearing.row(file.attempt.record.site)
+            held_there = row is not None and file.attempt.journal in (None, row.journal)
+            if held_there and known.silent_since(file.attempt.record.site) is None and not request.site_gone:
+                raise Conflict(
+                    "scheduler.site_speaks",
+                    f"{file.attempt.record.site} is not silent: its word ends the attempt",
+                    next_step="cancel or preempt the job; or say site_gone if the site has left for good",
+                )
+            return silence.close(file, actor=name, reason=request.reason, site_gone=request.site_gone, now=now)
+
+        outcome = await self._store.change_attempt(
+            request.attempt, EVERYTHING, decide, actor=name, action="attempt.close", reason=request.reason
+        )
+        return await self._ruled(outcome)
+
+    async def _ruled(self, outcome: Change | Ignored | None) -> JobRecord:
+        """The job after an operator's or owner's word; what it printed is its tenant's alone."""
+        if outcome is None:
+            raise rights.not_found()
+        if isinstance(outcome, Ignored):
+            raise Conflict("scheduler.nothing_to_do", outcome.why)
+        self._planner.hint()
+        if outcome.attempt is not None:
+            await self._nudge(outcome.attempt.record.site)
+        view = await self._store.view(outcome.job.job, EVERYTHING)
+        assert view is not None, "jobs are never deleted"
+        record = record_of(view, self._knowledge.silent_since(view.job.site))
+        return msgspec.structs.replace(record, attempts=[msgspec.structs.replace(a, log_tail="") for a in record.attempts])
+
+    async def set_grant(self, request: SetGrant, caller: Caller) -> GrantsReply:
+        """What a tenant may use at a site while that is islanded; it travels sealed in the site's settings."""
+        rights.require(caller.claims, "grant.set", tenant=request.tenant, site=request.site)
+        now, world = self._clock.now(), self._knowledge.world
+        if request.site not in world.sites:
+            raise NotFound("scheduler.no_site", f"no site {request.site} has joined", next_step="`intertie site list`")
+        spec = spec_in_force(world.specs.values(), request.tenant, now)
+        asked = granted(
+            request,
+            actor=caller.claims.name,
+            spec=spec.spec if spec else None,
+            spec_revision=spec.revision if spec else 0,
+            now=now,
+        )
+        await self._store.set_grant(asked, now=now)
+        await self._knowledge.read_grants()
+        return await self.grants(Empty(), caller)
+
     # --- queries ---------------------------------------------------------------------------------------------------------------------------------
 
     def _record(self, view: JobView, caller: Caller) -> JobRecord:
@@ -212,6 +288,12 @@ class Scheduler:
     async def quotas(self, _: Empty, caller: Caller) -> QuotasReply:
         scope = rights.scope(caller.claims, "quota.read")
         return QuotasReply(quotas=[q for q in await self._store.quotas() if scope.covers(tenant=q.tenant)])
+
+    async def grants(self, _: Empty, caller: Caller) -> GrantsReply:
+        """Those in force."""
+        scope, now = rights.scope(caller.claims, "grant.read"), self._clock.now()
+        held = [g for g in await self._store.grants() if g.devices and g.valid_until > now and scope.covers(tenant=g.tenant, site=g.site)]
+        return GrantsReply(grants=[g.record for g in held])
 
     async def audit(self, request: AuditQuery, caller: Caller) -> AuditReply:
         rights.require(caller.claims, "audit.read")

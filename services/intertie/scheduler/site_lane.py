@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime, tzinfo
+from functools import partial
+from typing import Any, TypeVar
+
+import msgspec
 
 from intertie.clock import Clock
 from intertie.contracts.base import encode
@@ -11,30 +15,47 @@ from intertie.contracts.job import Attribution
 from intertie.contracts.link import (
     AccountMapping,
     Go,
+    HeldAttempt,
     Instruction,
+    IslandedGrant,
+    IslandedSubmit,
+    JournalOpened,
+    Lane,
+    LaneState,
+    LostRange,
     Offer,
     OfferBody,
     OfferRefused,
     SchedulerEntry,
+    Sealed,
     Settle,
     SiteSettings,
     Stop,
     Withdraw,
 )
-from intertie.ids import Digest, SiteName, digest
+from intertie.errors import Refused
+from intertie.ids import CANARY, Digest, SiteName, digest
 from intertie.lane.keeper import Settings
 from intertie.lane.tables import LaneEntry, LaneTables
 from intertie.link.journal import InstructionMark
 from intertie.link.keeper import SiteRow
+from intertie.scheduler.core import ways
+from intertie.scheduler.core.grants import GRANTS_PER_SITE
 from intertie.scheduler.core.interpret import Source, interpret, without_nul
-from intertie.scheduler.core.orders import START_WITHIN_S, STOP_GRACE_S, Order, instruction_id
-from intertie.scheduler.core.rows import Change
+from intertie.scheduler.core.orders import FIRST, START_WITHIN_S, STOP_GRACE_S, Order, instruction_id, stop_words
+from intertie.scheduler.core.rows import Change, File, Ignored, line
+from intertie.scheduler.core.ways import lost_range
 from intertie.scheduler.knowledge import Knowledge
 from intertie.scheduler.rounds import Planner
-from intertie.scheduler.store import OpenOrder, SchedulerStore
+from intertie.scheduler.store import OpenOrder, Revision, SchedulerStore
+from intertie.store import StoreTx
 from intertie.trust.keys import Key
-from intertie.trust.seal import seal
+from intertie.trust.seal import open_seal, seal
 
+T = TypeVar("T")
+
+# A site's own agreements in its settings: those in force and a few before and after, together small beside the rest of an answer.
+SPECS_SENT, SPEC_BYTES = 8, 64 * 1024
 SIGNER = "scheduler"
 TELEMETRY_BEAT_S = 1.0
 LANE_BEAT_S = 5.0
@@ -56,10 +77,17 @@ class SiteLane:
         key: Key,
         *,
         scale: float = 1.0,
+        epoch: int = 1,
+        zone: tzinfo = UTC,
+        own_keys: Sequence[str] = (),
     ) -> None:
+        """`own_keys`: public keys that this service sealed with before; what a site holds from then is ours, too."""
         self._store, self._lanes, self._knowledge, self._planner = store, lanes, knowledge, planner
-        self._clock, self._key, self._scale = clock, key, scale
-        self._revisions: dict[SiteName, tuple[Digest, int]] = {}
+        self._clock, self._key, self._scale, self._epoch, self._zone = clock, key, scale, epoch, zone
+        self._keys = tuple(dict.fromkeys((key.public, *own_keys)))
+        self._made: dict[SiteName, tuple[Digest, Revision]] = {}
+
+    # --- what a site says -------------------------------------------------------------------------------------------------------------------
 
     async def interpret(self, entry: LaneEntry) -> None:
         """One entry, one transaction: its mark, its change, its events. What cannot be believed is raised, and set aside by the keeper."""
@@ -67,15 +95,71 @@ class SiteLane:
         source, now = Source(entry.site, entry.journal), self._clock.now()
         async with self._store.transaction() as tx:
             await self._lanes.mark_interpreted(tx, entry)
-            outcome = await self._store.apply(tx, getattr(said, "attempt", None), lambda file: interpret(said, file, source, now))
-        if isinstance(outcome, Change):
-            self._see(said, outcome)
-            self._planner.hint()
+            match said:
+                case JournalOpened():
+                    changes = await self._opened(tx, said, source, now)
+                case LostRange():
+                    await tx.fault(lost_range(said, source))
+                    changes = []
+                case IslandedSubmit():
+                    changes = [await self._islanded(tx, said, source, now)]
+                case _:
+                    told = getattr(said, "attempt", None)
+                    changes = [await self._store.apply(tx, told, lambda file: interpret(said, file, source, now))]
+        for outcome in changes:
+            if isinstance(outcome, Change):
+                self._see(said, outcome)
+                self._planner.hint()
+
+    async def _opened(self, tx: StoreTx, said: JournalOpened, source: Source, now: datetime) -> list[Change | Ignored]:
+        """Compare what is believed here with what the new journal holds, then take up what is not known here."""
+        known = await self._store.open_at(tx, source.site)
+        changes = [
+            await self._store.apply(tx, name, lambda file: _with_file(file, partial(self._compared, said, source, now))) for name in known
+        ]
+        for held in said.held:
+            if held.attempt not in known and held.offer is not None:
+                offer = self._ours(held.offer, OfferBody)
+                job = ways.adopted_job(offer, source, now)
+                told = line(job, "adopted", source.actor, said.at, now, why=f"known from its signed offer only: {said.why}")
+                adopt = partial(self._adopt, held, offer, source, now)
+                changes.append(await self._store.take_up(tx, job, told, adopt))
+        return changes
+
+    def _compared(self, said: JournalOpened, source: Source, now: datetime, file: File) -> Change | Ignored:
+        return ways.opened(said, file, source, now)
+
+    def _adopt(self, held: HeldAttempt, offer: OfferBody, source: Source, now: datetime, file: File) -> Change | Ignored:
+        if any(a.record.attempt == held.attempt for a in (*file.others, *([file.attempt] if file.attempt else []))):
+            return Ignored("it is known here, and has ended or is held")
+        return ways.adopt(held, offer, self._ours(offer.attribution, Attribution), file, source, now)
+
+    async def _islanded(self, tx: StoreTx, said: IslandedSubmit, source: Source, now: datetime) -> Change | Ignored:
+        """A tenant's work that the site took in while nobody could be asked."""
+        grant = self._ours(said.grant, IslandedGrant)
+        beyond = ways.check_grant(said, grant, source, self._knowledge.world.account(source.site, said.tenant))
+        job = ways.islanded_job(said, source, now)
+        told = line(job, "submitted", job.submitted_by, said.at, now, why=f"at {source.site}, islanded, under {grant.grant}", islanded=True)
+        known = await self._store.apply(tx, said.attempt, lambda file: Ignored("known" if file else "new"))
+        assert isinstance(known, Ignored), "nothing was decided"
+        if known.why == "known":
+            return Ignored("the work was taken up already")
+        return await self._store.take_up(tx, job, told, lambda file: ways.islanded(said, grant, beyond, file, source, now))
+
+    def _ours(self, sealed: Sealed, kind: type[T]) -> T:
+        """What this service has sealed, with the key that it has now or one before. `Refused('seal.invalid')` otherwise."""
+        for key in self._keys[:-1]:
+            try:
+                return open_seal(sealed, key, kind)
+            except Refused as err:
+                if err.code != "seal.invalid":
+                    raise
+        return open_seal(sealed, self._keys[-1], kind)
 
     def _see(self, said: SchedulerEntry, change: Change) -> None:
         """The site's word is newer than its last sample."""
         before, after = change.before.attempt, change.attempt
-        if before is None or after is None or not before.live or after.live:
+        if before is None or after is None or not before.holding or after.holding:
             return
         record = after.record
         keys = [(record.site, record.pool, device) for device in record.devices]
@@ -84,6 +168,11 @@ class SiteLane:
 
     async def heard(self, row: SiteRow) -> None:
         """A sync was committed: the site is there, perhaps caught up now."""
+        if row.site == CANARY:
+            return
+        if row.at_head and row.interpreted_through < row.ack_through:
+            # As it was committed; what it brought was most often interpreted since.
+            row = await self._lanes.site(Lane.SCHEDULER, row.site) or row
         hearing, now_s = self._knowledge.hearing, self._clock.monotonic_s()
         was_ready = hearing.heard(row.site, now_s) and hearing.caught_up(row.site)
         hearing.hear(row, now_s)
@@ -91,8 +180,20 @@ class SiteLane:
             self._planner.hint()
 
     async def instructions(self, site: SiteName, mark: InstructionMark) -> Sequence[Instruction]:
-        """Everything that the site is owed and has not answered."""
-        return [self._say(order) for order in await self._store.orders(site, (mark.epoch, mark.number))]
+        """Everything that the site is owed and has not answered. Nothing of it starts anything before the site is at head and all that it said is
+        interpreted: a claim may be older than a cancel that it has not heard of (LINK D12)."""
+        if site == CANARY:
+            return []
+        owed = await self._store.orders(site, (mark.epoch, mark.number))
+        # Before a restore the offer may have been taken back and placed elsewhere; the leader withdraws it.
+        owed = [o for o in owed if o.order is not Order.OFFER or o.attempt.record.epoch >= self._epoch]
+        if any(order.order not in FIRST for order in owed) and not await self._at_head(site):
+            owed = [order for order in owed if order.order in FIRST]
+        return [self._say(order) for order in owed]
+
+    async def _at_head(self, site: SiteName) -> bool:
+        row = await self._lanes.site(Lane.SCHEDULER, site)
+        return row is not None and row.at_head and row.state is LaneState.OK and row.interpreted_through >= row.ack_through
 
     def _say(self, order: OpenOrder) -> Instruction:
         record = order.attempt.record
@@ -109,6 +210,7 @@ class SiteLane:
                     attempt=record.attempt,
                     job=record.job,
                     generation=record.generation,
+                    journal=order.attempt.journal,
                 )
             case Order.WITHDRAW:
                 return Withdraw(
@@ -120,7 +222,7 @@ class SiteLane:
                     generation=record.generation,
                 )
             case Order.STOP:
-                cancel = order.job.cancel
+                reason, cause = stop_words(order.attempt, order.job)
                 return Stop(
                     id=name,
                     number=order.number,
@@ -128,8 +230,9 @@ class SiteLane:
                     attempt=record.attempt,
                     job=record.job,
                     generation=record.generation,
-                    reason=f"cancelled by {cancel.actor}: {cancel.reason}"[:4_000] if cancel else "the hub does not count on this run",
+                    reason=reason,
                     grace_s=STOP_GRACE_S,
+                    cause=cause,
                 )
             case Order.SETTLE:
                 return Settle(id=name, number=order.number, epoch=order.epoch, attempt=record.attempt)
@@ -164,36 +267,55 @@ class SiteLane:
             attribution=seal(self._key, encode(attribution), SIGNER),
             traceparent=job.traceparent,
             client_key=job.client_key,
+            submitted_by=job.submitted_by,
+            lease_s=order.attempt.lease_s,
         )
 
+    # --- what a site works by -----------------------------------------------------------------------------------------------------------------
+
     async def settings(self, site: SiteName, has: int) -> Settings | None:
-        """The site's settings, if it has an older revision."""
+        """The site's settings, if it has an older revision. A copy that knows less than who made the last one says nothing."""
+        if site == CANARY:
+            return None
+        settings, known = self._settings(site), self._knowledge.knows(site)
+        content = digest(encode(settings))
+        held = self._made.get(site)
+        if held is None or held[0] != content:
+            made = await self._store.settings_revision(site, content, known, self._clock.now())
+            if made is None:
+                return None
+            held = self._made[site] = (content, made)
+        if has >= held[1].number:
+            return None
+        numbered = msgspec.structs.replace(settings, revision=held[1].number, at=held[1].at)
+        return Settings(held[1].number, seal(self._key, encode(numbered), SIGNER))
+
+    def _settings(self, site: SiteName) -> SiteSettings:
+        """Their content, without number and date: the same from every copy that knows the same."""
         world = self._knowledge.world
-        mappings = sorted(world.mappings.get(site, ()), key=lambda m: m.tenant)
-        cordoned = sorted(pool for (name, pool), record in world.pools.items() if name == site and record.cordoned)
-        settings = SiteSettings(
+        grants = [seal(self._key, encode(g.body), SIGNER) for g in self._knowledge.grants if g.site == site and g.devices][:GRANTS_PER_SITE]
+        specs, room = list[Sealed](), SPEC_BYTES
+        for spec in world.own_specs(site)[:SPECS_SENT]:
+            body = encode(spec)
+            room -= len(body)
+            if room >= 0:
+                specs.append(seal(self._key, body, SIGNER))
+        return SiteSettings(
             revision=0,
             site=site,
-            mappings=[AccountMapping(tenant=m.tenant, account=m.account) for m in mappings],
-            cordoned_pools=cordoned,
+            mappings=[
+                AccountMapping(tenant=m.tenant, account=m.account) for m in sorted(world.mappings.get(site, ()), key=lambda m: m.tenant)
+            ],
+            cordoned_pools=sorted(pool for (name, pool), record in world.pools.items() if name == site and record.cordoned),
             telemetry_beat_s=TELEMETRY_BEAT_S * self._scale,
             lane_beat_s=LANE_BEAT_S * self._scale,
+            grants=grants,
+            specs=specs,
+            time_zone=str(self._zone),
             drill=world.drill(site),
         )
-        content = digest(encode(settings))
-        held = self._revisions.get(site)
-        if held is None or held[0] != content:
-            held = (content, await self._store.settings_revision(site, content))
-            self._revisions[site] = held
-        if has >= held[1]:
-            return None
-        numbered = SiteSettings(
-            revision=held[1],
-            site=site,
-            mappings=settings.mappings,
-            cordoned_pools=settings.cordoned_pools,
-            telemetry_beat_s=settings.telemetry_beat_s,
-            lane_beat_s=settings.lane_beat_s,
-            drill=settings.drill,
-        )
-        return Settings(held[1], seal(self._key, encode(numbered), SIGNER))
+
+
+def _with_file(file: File | None, decide: Callable[[File], Change | Ignored]) -> Change | Ignored:
+    assert file is not None, "an attempt that is open was just named"
+    return decide(file)

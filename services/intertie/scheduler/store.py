@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Protocol
 
 from intertie.contracts.base import EventMeta
@@ -17,6 +17,7 @@ from intertie.contracts.identity import AuditQuery, AuditRow
 from intertie.contracts.job import AttemptSnapshot, JobsQuery, QuotaRecord, Rejection, SetQuota, StoryLine, WaitReason
 from intertie.ids import AttemptId, Digest, JobId, RoundId, SiteName, TenantName
 from intertie.scheduler.core.given import Fact, RoundInput
+from intertie.scheduler.core.grants import Grant
 from intertie.scheduler.core.orders import Order
 from intertie.scheduler.core.rows import Attempt, Change, File, Ignored, Job, JobView
 from intertie.store import Leader, StoreTx
@@ -31,13 +32,15 @@ IDLE_ATTEMPTS_SHOWN = 50
 # Instructions in one answer; the keeper also bounds its bytes.
 ORDERS_LIMIT = 64
 
+# Other settings from a copy that knows no more than the last one are believed after this: a changed configuration, not two copies taking turns.
+SETTLED_CONTENT = timedelta(seconds=60)
 
 EVERYTHING = Scope(everything=True, tenant=None, site=None)
 """For the scheduler's own work; a caller's scope comes from `trust.rights.scope`."""
 
 Decide = Callable[[File], Change | Ignored]
 DecideAttempt = Callable[[File | None], Change | Ignored]
-DecidePlacement = Callable[[Job], Change | Ignored]
+DecidePlacement = Callable[[File], Change | Ignored]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +81,24 @@ class Placement:
 
 
 @dataclass(frozen=True, slots=True)
-class Withdrawal:
-    """An offer that nobody answers is to be taken back."""
+class Ruling:
+    """The leader decides about one attempt of a job (None: its live one): an offer is taken back, a promise given, a silent one replaced."""
 
     job: JobId
     decide: Decide
+    attempt: AttemptId | None = None
+
+
+Withdrawal = Ruling
+"""The oldest of the rulings: an offer that nobody answers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Revision:
+    """A site's settings with one content: their number, and since when they are in force."""
+
+    number: int
+    at: datetime
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +150,21 @@ class SchedulerStore(Protocol):
         """Decide what an entry means, in the lane's own transaction."""
         ...
 
+    async def open_at(self, tx: StoreTx, site: SiteName) -> list[AttemptId]:
+        """Attempts of the site that are not known to have ended, lost ones included; by id."""
+        ...
+
+    async def take_up(self, tx: StoreTx, job: Job, told: StoryLine, decide: Decide) -> Change | Ignored:
+        """Decide about a job that another side knew first, in the lane's own transaction: `job` is inserted unless it is here; `decide` is given the
+        file as it is then. A client key that was used again meanwhile gives way."""
+        ...
+
+    async def change_attempt(
+        self, attempt: AttemptId, scope: Scope, decide: Decide, *, actor: str, action: str, reason: str
+    ) -> Change | Ignored | None:
+        """`change` of a named attempt's file, live or not."""
+        ...
+
     def transaction(self) -> AbstractAsyncContextManager[StoreTx]: ...
 
     async def load_round(self, allowances: Mapping[TenantName, datetime]) -> RoundInput:
@@ -144,8 +175,8 @@ class SchedulerStore(Protocol):
         """Fenced. A placement whose job has left the queue, or whose device has a holder, is left out; what was placed comes back."""
         ...
 
-    async def withdraw(self, leader: Leader, withdrawals: Sequence[Withdrawal]) -> list[Change]:
-        """Fenced. What was answered meanwhile is left alone; what was withdrawn comes back."""
+    async def withdraw(self, leader: Leader, withdrawals: Sequence[Ruling]) -> list[Change]:
+        """Fenced. What changed meanwhile is left alone by its own decision; what was ruled comes back."""
         ...
 
     async def orders(self, site: SiteName, mark: tuple[int, int]) -> list[OpenOrder]:
@@ -164,8 +195,17 @@ class SchedulerStore(Protocol):
 
     async def known(self) -> list[Fact]: ...
 
-    async def settings_revision(self, site: SiteName, content: Digest) -> int:
-        """The revision of a site's settings with this content; a new content gets the next one."""
+    async def grants(self) -> list[Grant]:
+        """By site, tenant and kind; also those that have ended, and those taken away (devices 0), whose numbers go on."""
+        ...
+
+    async def set_grant(self, grant: Grant, *, now: datetime) -> None:
+        """Numbered here; `devices` 0 takes it away. `Refused` if the site has no room for one more; what has ended makes room."""
+        ...
+
+    async def settings_revision(self, site: SiteName, content: Digest, known: int, now: datetime) -> Revision | None:
+        """The revision of a site's settings with this content. A new content gets the next number if it comes from who knows as much as whoever
+        made the last one, or more (`known`: a sum of versions, which only rises); None from who is behind: two copies never take turns."""
         ...
 
     async def epoch(self) -> int: ...

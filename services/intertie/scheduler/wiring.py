@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import tzinfo
+from datetime import timedelta, tzinfo
 
 from intertie.bus.port import Bus
 from intertie.clock import Clock
@@ -14,7 +14,9 @@ from intertie.lane.keeper import LaneKeeper
 from intertie.lane.tables import LaneTables
 from intertie.planner import objections
 from intertie.scheduler.asks import Asker
-from intertie.scheduler.core.hearing import SILENT_S, Hearing
+from intertie.scheduler.canary import Canary
+from intertie.scheduler.core.hearing import CANARY_BEAT_S, SILENT_S, Hearing
+from intertie.scheduler.core.judge import Limits
 from intertie.scheduler.core.sight import LIVE_S, Sight
 from intertie.scheduler.core.world import World
 from intertie.scheduler.knowledge import QUIET_S, Knowledge
@@ -29,6 +31,8 @@ LEASE_S = 1_800
 # However fast a test lets beats go, a busy host may stall this long.
 LEAST_LIVE_S = 2.0
 LEAST_SILENT_S = 5.0
+LEAST_CANARY_S = 0.5
+LOST_AFTER = timedelta(days=7)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +67,17 @@ async def wire(
     zone: tzinfo,
     scale: float = 1.0,
     check: Check = objections,
+    canary: Bus | None = None,
+    lease_s: int = LEASE_S,
+    lost_after: timedelta = LOST_AFTER,
+    own_keys: Sequence[str] = (),
 ) -> Parts:
-    """Make the pieces and load what was known. `claims`: this service's own signed claims, when asked."""
+    """Make the pieces and load what was known. `claims`: this service's own signed claims, when asked. `canary`: a connection in the canary's
+    account; without it no silence moves anything. `lease_s`: of `rerun` work. `own_keys`: further public keys that this service has sealed with."""
     epoch = await store.epoch()
-    hearing = Hearing(silent_s=max(SILENT_S * scale, LEAST_SILENT_S), office_s=clock.monotonic_s())
+    canary_beat_s = max(CANARY_BEAT_S * scale, LEAST_CANARY_S)
+    hearing = Hearing(silent_s=max(SILENT_S * scale, LEAST_SILENT_S), office_s=clock.monotonic_s(), canary_beat_s=canary_beat_s)
+    limits = Limits(lease_s=lease_s, lost_after=lost_after)
 
     async def changed(sites: Sequence[SiteName]) -> None:
         planner.hint()
@@ -89,8 +100,9 @@ async def wire(
     async def nudge(site: SiteName) -> None:
         await keeper.nudge(site)
 
-    planner = Planner(store, lanes, knowledge, clock, nudge, zone=zone, scale=scale, check=check)
-    lane = SiteLane(store, lanes, knowledge, planner, clock, key, scale=scale)
+    singer = Canary(canary, clock, beat_s=canary_beat_s) if canary is not None else None
+    planner = Planner(store, lanes, knowledge, clock, nudge, zone=zone, scale=scale, check=check, limits=limits, canary=singer)
+    lane = SiteLane(store, lanes, knowledge, planner, clock, key, scale=scale, epoch=epoch, zone=zone, own_keys=own_keys)
     keeper = LaneKeeper(
         bus,
         Lane.SCHEDULER,
@@ -101,7 +113,7 @@ async def wire(
         settings=lane.settings,
         on_heard=lane.heard,
         epoch=lambda: epoch,
-        lease_s=LEASE_S,
+        lease_s=lease_s,
     )
     asker = Asker(bus)
     scheduler = Scheduler(store, knowledge, planner, asker, clock, nudge, zone=zone)

@@ -10,6 +10,7 @@ from intertie.contracts.job import QuotaRecord, WaitReason
 from intertie.contracts.site import DeviceKind
 from intertie.ids import Digest, JobId, PoolName, SiteName, TenantName
 from intertie.scheduler.core.backoff import BackOff
+from intertie.scheduler.core.grants import Grant
 from intertie.scheduler.core.rows import Attempt, Job
 
 
@@ -39,10 +40,14 @@ class RoundInput:
 
     queue: Sequence[Job]
     live: Sequence[Attempt]
+    """Attempts that are their job's holder, or hold devices although they are not: replaced, lost, stray."""
     quotas: Sequence[QuotaRecord] = ()
     back_offs: Mapping[SiteName, BackOff] = field(default_factory=dict)
     used: Sequence[Used] = ()
     waited: Mapping[JobId, Waited] = field(default_factory=dict)
+    avoided: Mapping[JobId, Sequence[BackOff]] = field(default_factory=dict)
+    """Of jobs in the queue: the sites that each keeps away from."""
+    grants: Sequence[Grant] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,7 @@ from intertie.errors import Refused
 from intertie.ids import JournalId, SiteName
 from intertie.lifecycle import JobEvent
 from intertie.scheduler.core.rows import OPEN_ATTEMPT, Attempt, AttemptState, Change, File, Ignored, Job, line, moved, noted
+from intertie.scheduler.core.survivor import Chosen, choose, deliver, is_awaited, loser
 
 # More tries through faults of sites would hide that something is wrong with the job itself.
 MAX_FAILURES = 5
@@ -40,7 +41,7 @@ MAX_FAILURES = 5
 RESTART_CAUSES = frozenset({Cause.SITE, Cause.PLATFORM, Cause.PREEMPTED})
 """Ends that are no fault of the job, and known to be so: an unknown end is never run again by itself."""
 
-NO_FAULT = frozenset({"device_busy", "displaced", "withdrawn", "stopped", "cancelled"})
+NO_FAULT = frozenset({"device_busy", "displaced", "paused", "withdrawn", "stopped", "cancelled"})
 """Codes of a claim given up that say nothing against the site."""
 
 
@@ -77,7 +78,7 @@ def interpret(entry: SchedulerEntry, file: File | None, source: Source, now: dat
     if isinstance(entry, SettingsApplied):
         return Ignored(f"settings revision {entry.revision} is in force at {source.site}")
     if isinstance(entry, JournalOpened | LostRange):
-        return Ignored("it is about no single attempt; `opened` compares")
+        return Ignored("it is about no single attempt: `ways.opened` compares")
     if file is None or file.attempt is None:
         if isinstance(entry, StopAnswered | OfferRefused | NotStarted | ResultStored):
             return Ignored(f"attempt {entry.attempt} is not known, and holds nothing")
@@ -87,7 +88,8 @@ def interpret(entry: SchedulerEntry, file: File | None, source: Source, now: dat
     attempt = file.attempt
     if attempt.record.site != source.site:
         raise Refused("scheduler.foreign_attempt", f"{source.site} speaks of attempt {entry.attempt}, which is at {attempt.record.site}")
-    if (entry.epoch, entry.generation) != (attempt.record.epoch, attempt.record.generation) and not isinstance(entry, StopAnswered):
+    named = (entry.epoch, entry.generation) == (attempt.record.epoch, attempt.record.generation)
+    if not named and not isinstance(entry, StopAnswered) and not attempt.record.islanded_submit:
         raise Refused(
             "scheduler.generation",
             f"attempt {entry.attempt} is ({attempt.record.epoch}, {attempt.record.generation}), "
@@ -102,7 +104,7 @@ def interpret(entry: SchedulerEntry, file: File | None, source: Source, now: dat
         case Claimed():
             return _claimed(telling, entry)
         case OfferRefused():
-            return _given_up(telling, AttemptState.REFUSED, entry.code, entry.text, fault=entry.fault)
+            return _given_up(telling, AttemptState.REFUSED, entry.code, entry.text, fault=entry.fault and entry.code not in NO_FAULT)
         case NotStarted():
             return _given_up(telling, AttemptState.NOT_STARTED, entry.code, entry.text, fault=entry.code not in NO_FAULT)
         case Staging():
@@ -163,7 +165,18 @@ class _Telling:
         """How far the attempt is; an end is past everything that is open."""
         return OPEN_ATTEMPT.index(self.attempt.state) if self.attempt.state in OPEN_ATTEMPT else len(OPEN_ATTEMPT)
 
-    def change(self, job: Job, attempt: Attempt, what: str, why: str = "", *, fault: str = "", recovered: bool = False) -> Change:
+    def change(
+        self,
+        job: Job,
+        attempt: Attempt,
+        what: str,
+        why: str = "",
+        *,
+        fault: str = "",
+        recovered: bool = False,
+        avoid: str = "",
+        others: tuple[Attempt, ...] = (),
+    ) -> Change:
         """The change, with its line in the job's story."""
         told = line(
             job,
@@ -176,11 +189,27 @@ class _Telling:
             evidence=f"entry {self.source.site}/{self.source.journal}/{self.entry.seq}",
             islanded=self.entry.islanded,
         )
-        return Change(self.file, job, attempt, self.source.actor, why or what, self.now, (told,), fault=fault, recovered=recovered)
+        return Change(
+            self.file,
+            job,
+            attempt,
+            self.source.actor,
+            why or what,
+            self.now,
+            (told,),
+            fault=fault,
+            recovered=recovered,
+            avoid=avoid,
+            others=others,
+        )
 
     def to(self, event: JobEvent, **changes: object) -> Job:
         """The job after a move, if this attempt is its live one; else the job as it is: a stray attempt moves nobody's job."""
         return moved(self.job, event, self.now, **changes) if self.attempt.live else self.job
+
+    def refined(self, event: JobEvent, **changes: object) -> Job:
+        """The job that was closed as lost for this attempt's sake, after its one refinement."""
+        return moved(self.job, event, self.now, **changes) if self.job.state is JobState.LOST and not self.attempt.replaced else self.job
 
 
 def _claimed(telling: _Telling, entry: Claimed) -> Change | Ignored:
@@ -190,7 +219,7 @@ def _claimed(telling: _Telling, entry: Claimed) -> Change | Ignored:
     fields: dict[str, object] = {"state": AttemptState.CLAIMED.value, "claimed_at": entry.at, "islanded": _islanded(telling)}
     differing = sorted(set(entry.devices) ^ set(telling.attempt.record.devices))
     why = f"devices differ from the offer: {', '.join(differing[:DEVICES_TOLD])}"[:4_000] if differing else ""
-    return telling.change(telling.job, noted(telling.attempt, record=fields), "claimed", why)
+    return telling.change(telling.job, noted(telling.attempt, record=fields, journal=telling.source.journal), "claimed", why)
 
 
 def _given_up(telling: _Telling, end: AttemptState, code: str, text: str, *, fault: bool) -> Change | Ignored:
@@ -200,6 +229,8 @@ def _given_up(telling: _Telling, end: AttemptState, code: str, text: str, *, fau
         if attempt.withdrawal_seen:
             return Ignored("the withdrawal was answered already")
         return telling.change(telling.job, noted(attempt, withdrawal_seen=True), "withdrawal seen by the site", f"{code}: {text}")
+    if attempt.state is AttemptState.LOST:
+        return _never_ran_after_all(telling, code, text)
     if attempt.state not in OPEN_ATTEMPT:
         return Ignored(f"the attempt is {attempt.state} already")
     if attempt.state is AttemptState.RUNNING:
@@ -208,7 +239,22 @@ def _given_up(telling: _Telling, end: AttemptState, code: str, text: str, *, fau
     job = telling.to(JobEvent.CANCEL if telling.job.cancel else JobEvent.REFUSE)
     what = "refused by the site" if end is AttemptState.REFUSED else "given up before it started"
     why = f"{code}: {text}"
-    return telling.change(job, noted(attempt, record=fields, live=False), what, why, fault=why if fault else "")
+    # A preemption that came before the start must not bring the job back to the same devices at once.
+    avoid = why if fault else attempt.stop_why if attempt.stop_cause is Cause.PREEMPTED else ""
+    ended = noted(attempt, record=fields, live=False, holding=False)
+    return telling.change(job, ended, what, why, fault=why if fault else "", avoid=avoid)
+
+
+def _never_ran_after_all(telling: _Telling, code: str, text: str) -> Change:
+    """It was closed as lost at its promised date, and now its site says that it never started."""
+    fields: dict[str, object] = {
+        "state": AttemptState.NOT_STARTED.value,
+        "ended_at": telling.entry.at,
+        "reason": f"{code}: {text}"[:4_000],
+        "refined": True,
+    }
+    job = telling.refined(JobEvent.CANCEL if telling.job.cancel else JobEvent.FAIL)
+    return telling.change(job, noted(telling.attempt, record=fields, holding=False), "refined: it never started", f"{code}: {text}")
 
 
 def _staging(telling: _Telling) -> Change | Ignored:
@@ -220,8 +266,8 @@ def _staging(telling: _Telling) -> Change | Ignored:
 
 def _started(telling: _Telling, entry: Started) -> Change | Ignored:
     attempt = telling.attempt
-    if attempt.state is AttemptState.RUNNING:
-        return Ignored("the attempt is running already")
+    if attempt.state in (AttemptState.RUNNING, AttemptState.LOST):
+        return Ignored("the attempt is running already" if attempt.open else "it was closed as lost, and only its end refines that")
     fields: dict[str, object] = {
         "state": AttemptState.RUNNING.value,
         "started_at": entry.started,
@@ -232,13 +278,14 @@ def _started(telling: _Telling, entry: Started) -> Change | Ignored:
     }
     stray = "" if attempt.live else f"although it was {attempt.state}; it will be stopped"
     job = telling.to(JobEvent.START)
-    return telling.change(job, noted(attempt, record=fields), "started", stray or f"native id {entry.native_id}", recovered=attempt.live)
+    started = noted(attempt, record=fields, journal=telling.source.journal)
+    return telling.change(job, started, "started", stray or f"native id {entry.native_id}", recovered=attempt.live)
 
 
 def _ended(telling: _Telling, entry: Ended) -> Change | Ignored:
     """Every process was seen gone. The counts go on to metering; the job follows its outcome."""
     attempt, job = telling.attempt, telling.job
-    cause = _cause(entry, cancelled=job.cancel is not None)
+    cause = _cause(entry, attempt, cancelled=job.cancel is not None)
     fields: dict[str, object] = {
         "state": AttemptState.ENDED.value,
         "started_at": entry.started or attempt.record.started_at,
@@ -253,20 +300,51 @@ def _ended(telling: _Telling, entry: Ended) -> Change | Ignored:
         "last_metering_seq": entry.last_metering_seq,
         "islanded": _islanded(telling),
         "log_tail": entry.log_tail,
+        "refined": attempt.record.refined or attempt.state is AttemptState.LOST,
     }
-    ended = noted(attempt, record=fields, live=False, result_pending=entry.result is not None)
+    ended = noted(attempt, record=fields, live=False, holding=False, result_pending=entry.result is not None)
     event, why = end_of(job, entry, cause)
+    fault = why if cause is Cause.SITE and entry.outcome != "unknown" else ""
+    if attempt.state is AttemptState.LOST and not attempt.replaced:
+        after = telling.refined(JobEvent.FAIL if event is JobEvent.REQUEUE else event)
+        return telling.change(after, ended, f"refined: {entry.outcome}", why, fault=fault)
+    if attempt.replaced:
+        return _replaced_ended(telling, entry, ended, why)
+    chosen = choose(telling.file, ended, event, telling.now)
     failures = job.failures + (1 if cause in (Cause.SITE, Cause.PLATFORM) else 0)
     if event is not JobEvent.REQUEUE and entry.result is not None:
-        after = telling.to(JobEvent.RETURN_RESULTS, failures=failures, ending=event) if job.state is not JobState.FINISHING else job
+        back = job.state is not JobState.FINISHING
+        after = telling.to(JobEvent.RETURN_RESULTS, failures=failures, ending=event, survivor=chosen.survivor) if back else job
         why = f"{why}; {entry.result.files} files are on their way back"
     else:
-        after = telling.to(event, failures=failures)
-    return telling.change(after, ended, f"ended: {entry.outcome}", why, fault=why if cause is Cause.SITE else "")
+        after = telling.to(event, failures=failures, survivor=chosen.survivor)
+    avoid = attempt.stop_why if event is JobEvent.REQUEUE and attempt.stop_cause is Cause.PREEMPTED else ""
+    return telling.change(after, ended, f"ended: {entry.outcome}", why, fault=fault, avoid=avoid, others=chosen.others)
 
 
-def _cause(entry: Ended, *, cancelled: bool) -> Cause | None:
-    """The site's word; where it says none, only what follows from the outcome itself."""
+def _replaced_ended(telling: _Telling, entry: Ended, ended: Attempt, why: str) -> Change:
+    """An attempt that another one replaced: only its success may still be the job's, and only if no other was chosen."""
+    job = telling.job
+    chosen = choose(telling.file, ended, JobEvent.SUCCEED, telling.now) if entry.outcome == "succeeded" else Chosen(job.survivor)
+    if chosen.survivor != ended.record.attempt or job.survivor is not None:
+        return telling.change(job, loser(ended), f"ended: {entry.outcome}", f"{why}; another attempt replaced it, and the platform pays it")
+    files = entry.result.files if entry.result else 0
+    if entry.result is not None and job.state is JobState.FINISHING:
+        after = replace(job, ending=JobEvent.SUCCEED, survivor=chosen.survivor, site=telling.source.site, version=job.version + 1)
+    elif entry.result is not None:
+        after = moved(
+            job, JobEvent.RETURN_RESULTS, telling.now, ending=JobEvent.SUCCEED, survivor=chosen.survivor, site=telling.source.site
+        )
+    else:
+        after = moved(job, JobEvent.SUCCEED, telling.now, survivor=chosen.survivor, site=telling.source.site)
+    told = f"{why}; it had finished although its site was silent, and its result is the job's" + (f"; {files} files" if files else "")
+    return telling.change(after, ended, "ended: succeeded", told, others=chosen.others)
+
+
+def _cause(entry: Ended, attempt: Attempt, *, cancelled: bool) -> Cause | None:
+    """The hub's own wish where the site followed it; else the site's word; where it says none, only what follows from the outcome itself."""
+    if entry.outcome == "cancelled" and attempt.stop_cause is not None:
+        return attempt.stop_cause
     if entry.cause is not None or entry.outcome == "succeeded":
         return entry.cause
     if entry.outcome == "cancelled":
@@ -291,13 +369,18 @@ def end_of(job: Job, entry: Ended, cause: Cause | None) -> tuple[JobEvent, str]:
 
 
 def _result_stored(telling: _Telling, entry: ResultStored) -> Change | Ignored:
+    """Results are stored per attempt; whose is the job's is written once."""
     attempt, job = telling.attempt, telling.job
     if not attempt.result_pending:
         return Ignored("no result of this attempt is awaited")
     stored = noted(attempt, record={"result": entry.result}, result_pending=False)
     why = entry.text or (f"{entry.result.files} files, {entry.result.size} bytes" if entry.result else "nothing could be packed")
-    waits_for_it = job.state is JobState.FINISHING and job.ending is not None and attempt.record.generation == job.generation
-    after = moved(job, job.ending, telling.now) if waits_for_it and job.ending is not None else job
+    delivered = deliver(telling.file, stored)
+    after = job
+    if job.state is JobState.FINISHING and job.ending is not None and is_awaited(job, attempt):
+        after = moved(job, job.ending, telling.now, delivered=delivered)
+    elif delivered != job.delivered:
+        after = replace(job, delivered=delivered, version=job.version + 1)
     return telling.change(after, stored, "results stored" if entry.result else "no results", why)
 
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 
 from intertie.contracts.base import encode
-from intertie.contracts.job import AttemptRecord, Cause, JobSpec, JobState, StoryLine, SubmitJob
-from intertie.errors import Refused
-from intertie.ids import AttemptId, Digest, JobId, RoundId, digest
+from intertie.contracts.job import AttemptRecord, Cause, JobSpec, JobState, OnSilence, StoryLine, SubmitJob
+from intertie.errors import Conflict, Refused
+from intertie.ids import AttemptId, Digest, JobId, RoundId, SiteName, digest
 from intertie.lifecycle import JobEvent
-from intertie.planner import Decision, QueuedJob
+from intertie.planner import Avoided, Decision, QueuedJob
 from intertie.scheduler.core.rows import Attempt, AttemptState, Cancel, Change, File, Ignored, Job, line, moved, noted
 
 PLANNER = "planner"
@@ -52,6 +52,12 @@ def check_request(request: SubmitJob) -> None:
     if size > ENV_BYTES:
         raise Refused(
             "scheduler.env_too_large", f"env has {size} bytes, at most {ENV_BYTES}", next_step="put it into a file of the work folder"
+        )
+    if request.spec.on_silence is OnSilence.RERUN and not request.spec.restartable:
+        raise Refused(
+            "scheduler.rerun_not_restartable",
+            "if_site_silent=rerun runs the job again elsewhere, also where its first run may go on for a while; that is for work that says restartable",
+            next_step="declare it restartable if two runs of it do no harm, or use if_site_silent=wait",
         )
     _check_env(request.env)
     _check_texts(request.spec)
@@ -111,8 +117,13 @@ def submitted_line(job: Job) -> StoryLine:
     return line(job, "submitted", job.submitted_by, job.submitted_at, job.submitted_at, evidence=f"request {job.client_key}")
 
 
-def queued(job: Job) -> QueuedJob:
-    """What the planner needs of a job."""
+def reruns(job: Job) -> bool:
+    """`if_site_silent: rerun`: it may be placed again although its first run was not seen to end."""
+    return job.spec.on_silence is OnSilence.RERUN and job.spec.restartable
+
+
+def queued(job: Job, *, avoided: Sequence[Avoided] = (), unsure: Sequence[SiteName] = ()) -> QueuedJob:
+    """What the planner needs of a job. `unsure`: sites that may run it without our knowing."""
     return QueuedJob(
         job=job.job,
         tenant=job.tenant,
@@ -122,11 +133,17 @@ def queued(job: Job) -> QueuedJob:
         queued_at=job.queued_at,
         site=job.spec.site,
         pool=job.spec.pool,
+        rerun=reruns(job),
+        avoided=tuple(avoided),
+        unsure=tuple(unsure),
     )
 
 
-def place(job: Job, decision: Decision, attempt: AttemptId, *, round_id: RoundId, epoch: int, now: datetime) -> Change | Ignored:
-    """Offer the job as decided; nothing runs yet. A job that left the queue since is left alone."""
+def place(
+    file: File, decision: Decision, attempt: AttemptId, *, round_id: RoundId, epoch: int, now: datetime, lease_s: int = 0
+) -> Change | Ignored:
+    """Offer the job as decided; nothing runs yet. A job that left the queue since is left alone. `lease_s`: in force for `rerun` work now."""
+    job = file.job
     if job.state is not JobState.QUEUED or job.cancel is not None:
         return Ignored(f"it is {job.state} by now")
     record = AttemptRecord(
@@ -150,10 +167,13 @@ def place(job: Job, decision: Decision, attempt: AttemptId, *, round_id: RoundId
     )
     after = moved(job, JobEvent.PLACE, now, attempts=record.number, generation=record.generation, site=decision.site)
     told = line(after, "placed", PLANNER, now, now, why=decision.why, attempt=attempt, evidence=f"round {round_id}")
+    # The first placement after a replacement is what replaced it.
+    replaced = [other for other in file.others if other.replaced and other.record.replaced_by is None]
     return Change(
-        before=File(job),
+        before=replace(file, attempt=None),
         job=after,
-        attempt=Attempt(record, wall_s=job.spec.wall_s),
+        attempt=Attempt(record, wall_s=job.spec.wall_s, lease_s=lease_s if reruns(job) else 0),
+        others=tuple(noted(other, record={"replaced_by": attempt}) for other in replaced),
         actor=PLANNER,
         reason=decision.why,
         at=now,
@@ -182,7 +202,7 @@ def cancel(file: File, *, actor: str, reason: str, now: datetime) -> Change | Ig
     if attempt is not None and attempt.state is AttemptState.OFFERED:
         after = moved(wanted, JobEvent.CANCEL, now)
         fields = {"state": AttemptState.WITHDRAWN.value, "ended_at": now, "reason": f"cancelled: {told}"}
-        withdrawn = noted(attempt, record=fields, live=False)
+        withdrawn = noted(attempt, record=fields, live=False, holding=False)
         note = line(after, "cancelled", actor, now, now, why=f"{told}; the offer is withdrawn, nothing ran", attempt=attempt.record.attempt)
         return Change(file, after, withdrawn, actor, told, now, (note,))
     after = replace(wanted, version=job.version + 1)
@@ -198,7 +218,28 @@ def withdraw(file: File, *, why: str, fault: bool, now: datetime) -> Change | Ig
     fields = {"state": AttemptState.WITHDRAWN.value, "ended_at": now, "reason": why}
     after = moved(job, JobEvent.REFUSE, now)
     told = line(after, "offer withdrawn", PLANNER, now, now, why=why, attempt=attempt.record.attempt)
-    return Change(file, after, noted(attempt, record=fields, live=False), PLANNER, why, now, (told,), fault=why if fault else "")
+    withdrawn = noted(attempt, record=fields, live=False, holding=False)
+    return Change(file, after, withdrawn, PLANNER, why, now, (told,), fault=why if fault else "")
+
+
+def preempt(file: File, *, actor: str, reason: str, now: datetime) -> Change | Ignored:
+    """Stop the job's attempt for somebody else's sake. What has not been claimed is withdrawn; what may run is stopped by its site, and
+    restartable work is queued again then; the platform pays what ran. `Conflict` if nothing of it is anywhere."""
+    job, attempt = file.job, file.attempt
+    if attempt is None or not job.held or job.state is JobState.FINISHING:
+        raise Conflict(
+            "scheduler.nothing_to_preempt", f"job {job.job} is {job.state}: it holds no device", next_step="see `intertie job show`"
+        )
+    why = f"preempted by {actor}: {reason}"[:4_000]
+    if job.cancel is not None or attempt.stop_cause is not None:
+        return Ignored("it is being stopped already")
+    if attempt.state is AttemptState.OFFERED:
+        outcome = withdraw(file, why=why, fault=False, now=now)
+        return replace(outcome, actor=actor, avoid=why) if isinstance(outcome, Change) else outcome
+    stopped = noted(attempt, stop_cause=Cause.PREEMPTED, stop_why=why)
+    after = replace(job, version=job.version + 1)
+    note = line(after, "preemption asked for", actor, now, now, why=why, attempt=attempt.record.attempt)
+    return Change(file, after, stopped, actor, why, now, (note,))
 
 
 def is_counted(record: AttemptRecord) -> bool:

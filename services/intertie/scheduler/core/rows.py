@@ -9,9 +9,11 @@ from enum import StrEnum
 
 import msgspec
 
+from intertie.contracts.incident import ReportIncident
 from intertie.contracts.job import (
     AttemptChanged,
     AttemptRecord,
+    Cause,
     JobChanged,
     JobRecord,
     JobSpec,
@@ -21,12 +23,12 @@ from intertie.contracts.job import (
     Waiting,
     WaitReason,
 )
-from intertie.ids import AttemptId, Digest, JobId, RoundId, SiteName, TenantName
+from intertie.ids import AttemptId, Digest, JobId, JournalId, RoundId, SiteName, TenantName
 from intertie.lifecycle import JOB_HELD, JOB_TERMINAL, JobEvent, move
 
 
 class AttemptState(StrEnum):
-    """Where an attempt is. The last four are ends."""
+    """Where an attempt is. The last five are ends; `lost` alone may be refined, once."""
 
     OFFERED = "offered"
     CLAIMED = "claimed"
@@ -36,6 +38,7 @@ class AttemptState(StrEnum):
     WITHDRAWN = "withdrawn"
     REFUSED = "refused"
     NOT_STARTED = "not_started"
+    LOST = "lost"
 
 
 OPEN_ATTEMPT = (AttemptState.OFFERED, AttemptState.CLAIMED, AttemptState.STAGING, AttemptState.RUNNING)
@@ -76,6 +79,12 @@ class Job:
     generation: int = 0
     site: SiteName | None = None
     """Where its live attempt is, or its last one ended."""
+    survivor: AttemptId | None = None
+    """Written once, where more than one attempt could be the job's (LINK D21)."""
+    delivered: AttemptId | None = None
+    """Written once: whose result the job's is."""
+    epoch: int = 0
+    """Of this service when the job came in. After a raise an older job may run somewhere without our knowing."""
     traceparent: str = ""
     version: int = 1
 
@@ -100,12 +109,30 @@ class Attempt:
     record: AttemptRecord
     wall_s: int
     live: bool = True
-    """It is the job's one holder, and holds its devices."""
+    """It is the job's one holder."""
+    holding: bool = True
+    """Its devices are counted at its site: also of one that was replaced or lost, until the site's word frees them."""
     result_pending: bool = False
     """Its outputs wait at the site for the gateway."""
     stop_answer: str = ""
     withdrawal_seen: bool = False
     """The site has answered the withdrawal: it will never start."""
+    stop_cause: Cause | None = None
+    """Why the hub wants it to end, other than by its job's cancellation: `platform` when another attempt replaced it, `preempted`."""
+    stop_why: str = ""
+    lease_s: int = 0
+    """Above 0 for `rerun` work: its supervisor stops it so long after its site's last sync."""
+    journal: JournalId | None = None
+    """The site's journal that holds it. None before its claim."""
+
+    @property
+    def replaced(self) -> bool:
+        """Its site was silent beyond its lease, or another attempt's result counts; what it still says moves the job only as a survivor."""
+        return self.stop_cause is Cause.PLATFORM
+
+    @property
+    def open(self) -> bool:
+        return self.state in OPEN_ATTEMPT
 
     @property
     def state(self) -> AttemptState:
@@ -118,6 +145,8 @@ class File:
 
     job: Job
     attempt: Attempt | None = None
+    others: tuple[Attempt, ...] = ()
+    """Further attempts of the job that run, have succeeded, or are not known to have ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +164,12 @@ class Change:
     """Why the site is to be left alone for a while; empty: no fault."""
     recovered: bool = False
     """The site started something: earlier faults are forgotten."""
+    avoid: str = ""
+    """Why this job keeps away from the attempt's site for a while; empty: it does not."""
+    others: tuple[Attempt, ...] = ()
+    """Others of `before.others` that change with it."""
+    incident: ReportIncident | None = None
+    """What a person must be told, in the same transaction."""
 
     @property
     def job_event(self) -> JobChanged | None:
@@ -150,6 +185,11 @@ class Change:
         if self.attempt is None or self.attempt.record.version == before:
             return None
         return AttemptChanged(version=self.attempt.record.version, record=self.attempt.record, wall_s=self.attempt.wall_s)
+
+    @property
+    def other_events(self) -> tuple[AttemptChanged, ...]:
+        """Events of the others that change with it."""
+        return tuple(AttemptChanged(version=a.record.version, record=a.record, wall_s=a.wall_s) for a in self.others)
 
     @property
     def forget_env(self) -> bool:
@@ -233,7 +273,10 @@ def waiting_of(view: JobView, silent_since: datetime | None) -> Waiting | None:
             rejections=list(verdict.rejections),
         )
     if job.held and silent_since is not None:
+        promised = view.attempts[-1].lost_by if view.attempts else None
         text = f"site {job.site} is silent; what was last known stands, and nothing else is concluded"
+        if promised is not None:
+            text += f". If it is silent until {promised:%Y-%m-%d %H:%M}Z, the job is closed as lost and charged to nobody"
         return Waiting(reason=WaitReason.SITE_SILENT, text=text, since=silent_since)
     if job.state is JobState.PLACED and view.attempts:
         last = view.attempts[-1]
@@ -264,6 +307,8 @@ def record_of(view: JobView, silent_since: datetime | None = None) -> JobRecord:
         cancel_requested=job.cancel is not None,
         attempts=list(view.attempts),
         site_silent_since=since,
+        survivor=job.survivor,
+        delivered=job.delivered,
         trace_id=job.trace_id,
         version=job.version,
     )

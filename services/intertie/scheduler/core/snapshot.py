@@ -6,17 +6,17 @@ from collections.abc import Mapping
 from datetime import datetime, time
 from decimal import Decimal
 
-from intertie.contracts.job import AttemptRecord
-from intertie.contracts.site import DeviceKind
+from intertie.contracts.site import DeviceKind, SiteRecord
 from intertie.contracts.usage import MeterSpec
 from intertie.ids import PoolName, SiteName, TenantName
-from intertie.planner import Budget, Holding, PoolView, Snapshot, cost_ceiling, spec_in_force
+from intertie.planner import Avoided, Budget, Holding, PoolView, QueuedJob, Snapshot, cost_ceiling, spec_in_force
 from intertie.planner.prices import price_per_hour
 from intertie.scheduler.core.backoff import BackOff
 from intertie.scheduler.core.given import RoundInput
+from intertie.scheduler.core.grants import reserved
 from intertie.scheduler.core.hearing import Hearing
 from intertie.scheduler.core.life import queued
-from intertie.scheduler.core.rows import Attempt
+from intertie.scheduler.core.rows import Attempt, Job
 from intertie.scheduler.core.sight import Sight
 from intertie.scheduler.core.windows import is_open
 from intertie.scheduler.core.world import World
@@ -25,21 +25,43 @@ from intertie.scheduler.core.world import World
 MILLI_US_PER_HOUR = 1_000 * 3_600 * 1_000_000
 
 
-def assemble(given: RoundInput, world: World, sight: Sight, hearing: Hearing, *, now: datetime, now_s: float, local: time) -> Snapshot:
-    """`local`: the wall clock by which lending windows are read."""
+def assemble(
+    given: RoundInput, world: World, sight: Sight, hearing: Hearing, *, now: datetime, now_s: float, local: time, epoch: int = 0
+) -> Snapshot:
+    """`local`: the wall clock by which lending windows are read. `epoch`: of this service; older jobs wait for every site's word."""
+    joined = sorted(site for site, record in world.sites.items() if record.left_at is None)
+    untold = tuple(site for site in joined if not hearing.told(site)) if any(job.epoch < epoch for job in given.queue) else ()
     return Snapshot(
-        queue=tuple(queued(job) for job in given.queue),
+        queue=tuple(_queued(job, given, untold if job.epoch < epoch else ()) for job in given.queue),
         pools=pool_views(world, sight, hearing, given.back_offs, now=now, now_s=now_s, local=local),
-        holdings=tuple(holding(attempt.record) for attempt in given.live),
+        holdings=tuple(holding(attempt) for attempt in given.live if attempt.holding),
         mappings=world.mapped(),
         quotas=tuple(given.quotas),
         budgets=_budgets(given, world, now),
         specs=tuple(spec for _, spec in sorted(world.specs.items())),
+        reserved=reserved(given.grants, given.live, hearing, now=now, now_s=now_s),
     )
 
 
-def holding(record: AttemptRecord) -> Holding:
-    return Holding(record.attempt, record.tenant, record.site, record.pool, record.kind, tuple(record.devices))
+def _queued(job: Job, given: RoundInput, untold: tuple[SiteName, ...]) -> QueuedJob:
+    avoided = tuple(Avoided(back.site, back.until, back.why) for back in given.avoided.get(job.job, ()))
+    return queued(job, avoided=avoided, unsure=untold)
+
+
+def holding(attempt: Attempt) -> Holding:
+    record = attempt.record
+    return Holding(record.attempt, record.tenant, record.site, record.pool, record.kind, tuple(record.devices), counted=attempt.live)
+
+
+def _pause_told(site: SiteRecord | None) -> str:
+    if site is None or not site.paused:
+        return ""
+    until = f" until {site.paused_until:%Y-%m-%d %H:%M}Z" if site.paused_until else ""
+    return until + (f": {site.paused_reason}" if site.paused_reason else "")
+
+
+def _condition(site: SiteRecord | None) -> str:
+    return "" if site is None or site.accepting else site.condition or "it says so"
 
 
 def pool_views(
@@ -78,6 +100,10 @@ def pool_views(
                 devices=sight.devices(name, pool, record.inventory, now=now, now_s=now_s, offset_s=hearing.offset_s(name)),
                 back_off_until=back.until if back else None,
                 back_off_why=back.why if back else "",
+                paused=site.paused if site else False,
+                pause_told=_pause_told(site),
+                condition=_condition(site),
+                self_stop=site.self_stop if site else False,
             )
         )
     return tuple(views)
@@ -91,7 +117,7 @@ def _budgets(given: RoundInput, world: World, now: datetime) -> tuple[Budget, ..
         per_hour = _price(specs.get(used.tenant), used.kind, world, used.site, used.pool)
         committed[used.tenant] += per_hour * used.quantity_milli_us / MILLI_US_PER_HOUR
     for attempt in given.live:
-        if attempt.record.tenant in committed:
+        if attempt.live and attempt.record.tenant in committed:
             committed[attempt.record.tenant] += _ceiling(attempt, specs[attempt.record.tenant], world)
     return tuple(
         Budget(tenant, allowance.currency, allowance.amount, allowance.valid_until, committed.get(tenant, Decimal(0)))

@@ -83,6 +83,18 @@ class World:
             return ""
         return f"{drill.drill}/{drill.seconds}/{drill.start.isoformat()}/{drill.consent.given}"
 
+    def own_specs(self, site: SiteName) -> list[MeterSpec]:
+        """The site's own agreements, newest first: for its statement preview, whoever its consumer is."""
+        mine = [spec for spec in self.specs.values() if spec.provider == site]
+        return sorted(mine, key=lambda spec: (spec.effective_from, spec.spec, spec.revision), reverse=True)
+
+    def account(self, site: SiteName, tenant: TenantName) -> str | None:
+        """What a tenant becomes at a site: empty on a single-user site for its owner's tenant; None where it is mapped to nothing."""
+        record = self.sites.get(site)
+        if record is not None and record.single_user:
+            return "" if tenant == record.owner_tenant else None
+        return next((m.account for m in self.mappings.get(site, ()) if m.tenant == tenant), None)
+
     def revoked(self, site: SiteName) -> bool:
         key = self.site_keys.get(site)
         return key is not None and key.revoked

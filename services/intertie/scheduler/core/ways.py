@@ -1,0 +1,207 @@
+"""Ways out of a broken link (ADR 0006), as far as jobs are concerned: a journal that was opened anew is compared with what is believed here, and
+work that this hub does not know is taken up, by its own seal: from a signed offer (the hub was restored) or a signed grant (it was silent).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime
+
+from intertie.contracts.incident import ReportIncident, Severity
+from intertie.contracts.job import AttemptRecord, Attribution, JobSpec, JobState
+from intertie.contracts.link import HeldAttempt, IslandedGrant, IslandedSubmit, JournalOpened, LostRange, OfferBody
+from intertie.contracts.site import DeviceKind
+from intertie.errors import Refused
+from intertie.ids import JobId, TenantName
+from intertie.lifecycle import JobEvent
+from intertie.scheduler.core import silence
+from intertie.scheduler.core.interpret import Source
+from intertie.scheduler.core.life import content_of, reruns
+from intertie.scheduler.core.rows import Attempt, AttemptState, Change, File, Ignored, Job, line, moved, noted
+
+# A client key has at most 128 characters; ours for work that came by another way must never meet a client's.
+ISLANDED_KEY, ADOPTED_KEY = "islanded:", "adopted:"
+
+
+# --- a journal opened anew ---------------------------------------------------------------------------------------------------------------
+
+
+def opened(entry: JournalOpened, file: File, source: Source, now: datetime) -> Change | Ignored:
+    """One open attempt of the site against what its new journal holds. Named: it is held there now. Not named, and the same place: it is surely
+    gone. Not named elsewhere: nobody has looked where it ran, so it stays unreachable, with a date."""
+    attempt = file.attempt
+    if attempt is None or attempt.record.site != source.site or attempt.state is AttemptState.OFFERED:
+        return Ignored("nothing of it can be there")
+    evidence = f"entry {source.site}/{source.journal}/{entry.seq}"
+    if any(held.attempt == attempt.record.attempt for held in entry.held):
+        return _about(file, noted(attempt, journal=source.journal), source, "held in a new journal", f"why: {entry.why}", evidence, now)
+    if attempt.journal is not None and entry.previous is not None and attempt.journal not in (entry.previous, source.journal):
+        return Ignored("it lies in a journal older than the one that was replaced")
+    if entry.same_place:
+        why = f"{source.site} opened a new journal ({entry.why}) in the same place, searched its job folders and does not hold it"
+        return silence.gone(file, actor=source.actor, why=why, evidence=evidence, now=now)
+    promised = silence.promise(file, since=None, lost_after=silence.LOST_AFTER, now=now)
+    return promised if isinstance(promised, Change) else Ignored("its date is promised already")
+
+
+def _about(file: File, attempt: Attempt, source: Source, what: str, why: str, evidence: str, now: datetime) -> Change:
+    told = line(file.job, what, source.actor, now, now, why=why, attempt=attempt.record.attempt, evidence=evidence)
+    return Change(file, file.job, attempt, source.actor, why, now, (told,))
+
+
+def lost_range(entry: LostRange, source: Source) -> ReportIncident:
+    """Entries that exist nowhere any more: a person may have to answer for what they told. What ran is compared by the journal that follows."""
+    return ReportIncident(
+        key=f"lane.lost_range/{source.site}/scheduler/{entry.journal}/{entry.first}",
+        kind="lane.lost_range",
+        severity=Severity.CRITICAL,
+        title=f"Entries of site {source.site} are lost",
+        text=f"Entries {entry.first} to {entry.last} of journal {entry.journal} on lane scheduler exist nowhere: the hub lost them by a restore.",
+        site=source.site,
+    )
+
+
+# --- what this hub does not know -----------------------------------------------------------------------------------------------------------
+
+
+def adopted_job(offer: OfferBody, source: Source, now: datetime) -> Job:
+    """The job of a signed offer, as it was asked; environment values stay where they are, at the site."""
+    if offer.site != source.site:
+        raise Refused("scheduler.foreign_attempt", f"{source.site} holds an offer that was made to {offer.site}")
+    return _job(offer.job, offer.tenant, offer.spec, offer.client_key, offer.submitted_by or "unknown", offer.traceparent, now)
+
+
+def adopt(held: HeldAttempt, offer: OfferBody, attribution: Attribution, file: File, source: Source, now: datetime) -> Change | Ignored:
+    """The attempt that the site holds becomes the job's, claimed; what the site says again moves it on. Where the job has a live attempt or is
+    over by now, it is a stray, and stopped."""
+    if (held.attempt, held.job, held.epoch, held.generation) != (offer.attempt, offer.job, offer.epoch, offer.generation):
+        raise Refused("scheduler.foreign_attempt", f"{source.site} holds {held.attempt} under the offer of {offer.attempt}")
+    if offer.tenant != file.job.tenant:
+        raise Refused("scheduler.foreign_attempt", f"{source.site} holds an offer of tenant {offer.tenant} for a job of {file.job.tenant}")
+    if held.state in ("ended", "not_started") and file.job.terminal:
+        return Ignored("its job is over here, and it is over there")
+    record = AttemptRecord(
+        attempt=offer.attempt,
+        job=offer.job,
+        tenant=offer.tenant,
+        number=offer.number,
+        epoch=offer.epoch,
+        generation=offer.generation,
+        site=source.site,
+        pool=offer.pool,
+        devices=list(offer.devices),
+        kind=offer.spec.resources.kind,
+        account=offer.account,
+        state=AttemptState.CLAIMED.value,
+        why_here="taken up from its signed offer: this hub had lost it",
+        spec=attribution.spec,
+        spec_revision=attribution.spec_revision,
+        offered_at=now,
+        claimed_at=now,
+        version=1,
+    )
+    attempt = Attempt(record, wall_s=offer.spec.wall_s, lease_s=offer.lease_s if reruns(file.job) else 0, journal=source.journal)
+    return _taken_up(file, attempt, "adopted", record.why_here, source, now)
+
+
+def _taken_up(file: File, attempt: Attempt, what: str, why: str, source: Source, now: datetime, *, evidence: str = "") -> Change:
+    job, record = file.job, attempt.record
+    attempts, generation = max(job.attempts, record.number), max(job.generation, record.generation)
+    if file.attempt is None and job.state is JobState.QUEUED:
+        after = moved(job, JobEvent.PLACE, now, site=record.site, attempts=attempts, generation=generation)
+    else:
+        after = replace(job, version=job.version + 1, attempts=attempts, generation=generation)
+        attempt = replace(attempt, live=False)
+        why = f"{why}; the job is {job.state} with another attempt or over, so this one is stopped"
+    told = line(after, what, source.actor, now, now, why=why, attempt=record.attempt, evidence=evidence)
+    return Change(replace(file, attempt=None), after, attempt, source.actor, why, now, (told,))
+
+
+# --- taken in by the site while the hub was silent ---------------------------------------------------------------------------------------------
+
+
+def check_grant(entry: IslandedSubmit, grant: IslandedGrant, source: Source, account: str | None) -> str:
+    """Refuse what the grant does not cover; what it covers and was used beyond its measure is recorded, and told (returned). `account`: what the
+    tenant is mapped to at the site now; None: to nothing."""
+    kind = entry.spec.resources.kind
+    if (grant.tenant, grant.site, grant.kind) != (entry.tenant, source.site, kind):
+        raise Refused("scheduler.grant", f"{source.site} used grant {grant.grant} for tenant {entry.tenant} and {kind}")
+    if entry.at >= grant.valid_until:
+        raise Refused(
+            "scheduler.grant", f"grant {grant.grant} ended at {grant.valid_until.isoformat()}, it was used at {entry.at.isoformat()}"
+        )
+    if account is None:
+        raise Refused("scheduler.grant", f"tenant {entry.tenant} has no account at {source.site}")
+    told = [f"{len(entry.devices)} devices, the grant is of {grant.devices}"] if len(entry.devices) > grant.devices else []
+    told += [f"account {entry.account!r}, mapped to {account!r}"] if entry.account != account else []
+    return "; ".join(told)
+
+
+def islanded_job(entry: IslandedSubmit, source: Source, now: datetime) -> Job:
+    who = f"{source.site}:{entry.submitted_by}"[:128]
+    return _job(entry.job, entry.tenant, entry.spec, f"{ISLANDED_KEY}{entry.attempt}", who, "", now)
+
+
+def islanded(entry: IslandedSubmit, grant: IslandedGrant, beyond: str, file: File, source: Source, now: datetime) -> Change | Ignored:
+    """The site took the work in and holds its devices."""
+    if file.job.tenant != entry.tenant:
+        raise Refused("scheduler.foreign_attempt", f"{source.site} says that job {entry.job} is of tenant {entry.tenant}")
+    kind: DeviceKind = entry.spec.resources.kind
+    record = AttemptRecord(
+        attempt=entry.attempt,
+        job=entry.job,
+        tenant=entry.tenant,
+        number=file.job.attempts + 1,
+        epoch=entry.epoch,
+        generation=max(entry.generation, file.job.generation + 1, 1),
+        site=source.site,
+        pool=entry.pool,
+        devices=list(entry.devices),
+        kind=kind,
+        account=entry.account,
+        state=AttemptState.CLAIMED.value,
+        why_here=f"taken in by {source.site} under {grant.grant}" + (f", beyond it: {beyond}" if beyond else ""),
+        spec=grant.spec,
+        spec_revision=grant.spec_revision,
+        offered_at=entry.at,
+        claimed_at=entry.at,
+        islanded=True,
+        islanded_submit=True,
+        version=1,
+    )
+    attempt = Attempt(record, wall_s=entry.spec.wall_s, journal=source.journal)
+    evidence = f"entry {source.site}/{source.journal}/{entry.seq}"
+    change = _taken_up(file, attempt, "taken in while islanded", record.why_here, source, now, evidence=evidence)
+    return replace(change, incident=_over_use(entry, grant, beyond, source)) if beyond else change
+
+
+def _over_use(entry: IslandedSubmit, grant: IslandedGrant, beyond: str, source: Source) -> ReportIncident:
+    return ReportIncident(
+        key=f"scheduler.grant_exceeded/{source.site}/{entry.tenant}",
+        kind="scheduler.grant_exceeded",
+        severity=Severity.WARNING,
+        title=f"Site {source.site} took in more than {entry.tenant}'s islanded allowance",
+        text=f"Attempt {entry.attempt} under {grant.grant}: {beyond}. It is recorded and was not ended."[:4_000],
+        site=source.site,
+        tenant=entry.tenant,
+    )
+
+
+def _job(job: JobId, tenant: TenantName, spec: JobSpec, client_key: str, actor: str, traceparent: str, now: datetime) -> Job:
+    return Job(
+        job=job,
+        tenant=tenant,
+        submitted_by=actor,
+        spec=spec,
+        client_key=client_key or f"{ADOPTED_KEY}{job}",
+        content=content_of(job, spec, {}),
+        state=JobState.QUEUED,
+        submitted_at=now,
+        queued_at=now,
+        traceparent=traceparent,
+    )
+
+
+def fallback_key(job: JobId) -> str:
+    """For adopted work whose client key was used again meanwhile: the client's retry made another job."""
+    return f"{ADOPTED_KEY}{job}"
