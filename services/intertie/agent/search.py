@@ -22,8 +22,12 @@ if TYPE_CHECKING:
 LOG = log.get("agent.search")
 
 
-async def rebuild(site: Site) -> None:
-    """Take into the books what began in a folder here and is not in them. It goes on from the go: its start is found, and told."""
+async def rebuild(site: Site) -> list[AttemptId]:
+    """Take into the books what began in a folder here and is not in them, or only as a claim; who that was.
+
+    Its course goes on from the go: the start is found, and told.
+    """
+    adopted: list[AttemptId] = []
     for kept in await site.adapter.found():
         if kept.id in site.books.attempts or kept.id in site.books.tombstones:
             continue
@@ -31,17 +35,29 @@ async def rebuild(site: Site) -> None:
             # Whoever prepared it was to start it by a claim that is not in these books: it never will be.
             await site.adapter.fence(kept.id)
             continue
-        adopted = with_state(kept, State.STAGING, after=site.books.holds.holders(kept.pool, kept.devices))
-        site.put(adopted)
-        await site.journal.write(together(save(adopted), see(kept.job, kept.epoch, kept.generation)))
-        seen = site.books.seen.get(kept.job, (0, 0))
-        site.books.seen[kept.job] = max(seen, (kept.epoch, kept.generation))
-        LOG.warning("work is adopted from its folder, the books did not know it", attempt=kept.id, job=kept.job)
+        await _adopt(site, with_state(kept, State.STAGING, after=site.books.holds.holders(kept.pool, kept.devices)))
+        adopted.append(kept.id)
+    for claim in [attempt for attempt in site.books.attempts.values() if attempt.state is State.CLAIMED]:
+        if await site.adapter.presence(claim.id) is Presence.BEGUN:
+            await _adopt(site, with_state(claim, State.STAGING))
+            adopted.append(claim.id)
+    return adopted
+
+
+async def _adopt(site: Site, adopted: Attempt) -> None:
+    site.put(adopted)
+    await site.journal.write(together(save(adopted), see(adopted.job, adopted.epoch, adopted.generation)))
+    seen = site.books.seen.get(adopted.job, (0, 0))
+    site.books.seen[adopted.job] = max(seen, (adopted.epoch, adopted.generation))
+    LOG.warning("work is adopted from its folder, the books knew less of it", attempt=adopted.id, job=adopted.job)
 
 
 async def search(site: Site) -> list[HeldAttempt]:
     """In the order of their ids."""
-    await rebuild(site)
+    for name in await rebuild(site):
+        if site.books.attempts[name].local is None:
+            site.listed.add(name)
+        site.set_out(name)
     offers = {kept.id: kept.offer for kept in await site.adapter.found()}
     settled = await site.journal.read(_settled)
     attempts = sorted(site.books.attempts.values(), key=lambda attempt: attempt.id)
