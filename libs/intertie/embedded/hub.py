@@ -250,6 +250,8 @@ def environment(layout: HubLayout, service: str, extra: Mapping[str, str] | None
         found["INTERTIE_OPERATOR_DIR"] = str(layout.keys)
         found["INTERTIE_ACCOUNTS_FILE"] = str(layout.nats / "preload.conf")
         found["INTERTIE_SYSTEM_CREDS"] = str(layout.creds_file("system"))
+    if service == "scheduler":
+        found["INTERTIE_CANARY_CREDS"] = str(layout.creds_file("canary"))
     if service == "gateway":
         found["INTERTIE_LISTEN"] = f"{layout.settings.gateway_host}:{layout.settings.ports.gateway}"
     passed = ("INTERTIE_LOG_LEVEL", "INTERTIE_BEAT_S", "OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_TRACES_SAMPLER_ARG", "SSL_CERT_FILE")
@@ -271,7 +273,7 @@ def running_hub_bus(layout: HubLayout) -> Iterator[Nats]:
 
 
 def _make_keys(layout: HubLayout) -> None:
-    kinds: dict[str, Kind] = {"operator": "O", "hub": "A", "system": "A", **{service: "U" for service in layout.services}}
+    kinds: dict[str, Kind] = {"operator": "O", "hub": "A", "system": "A", "canary": "A", **{service: "U" for service in layout.services}}
     for name, kind in kinds.items():
         file = layout.key_file(name)
         if not file.exists():
@@ -291,7 +293,7 @@ def _make_passwords(layout: HubLayout) -> None:
 
 def _write_bus(layout: HubLayout, now: datetime) -> None:
     """Operator, accounts, credentials and nats.conf, signed anew."""
-    operator, hub, system = (Key.read(layout.key_file(name)) for name in ("operator", "hub", "system"))
+    operator, hub, system, canary = (Key.read(layout.key_file(name)) for name in ("operator", "hub", "system", "canary"))
 
     def write_creds(name: str, jwt: str, user: Key) -> None:
         write_private(layout.creds_file(name), nats_jwt.credentials(jwt, user).encode())
@@ -303,6 +305,8 @@ def _write_bus(layout: HubLayout, now: datetime) -> None:
             write_creds(service, nats_jwt.service_user(hub, service, user.public, now), user)
     user = Key.new("U")
     write_creds("system", nats_jwt.system_user(system, user.public, now), user)
+    user = Key.new("U")
+    write_creds("canary", nats_jwt.canary_user(canary, user.public, now), user)
     write_config(
         layout.nats,
         host=layout.settings.bus_host,
@@ -313,6 +317,7 @@ def _write_bus(layout: HubLayout, now: datetime) -> None:
             preload={
                 system.public: nats_jwt.system_account(operator, system.public, now),
                 hub.public: nats_jwt.hub_account(operator, hub.public, now),
+                canary.public: nats_jwt.canary_account(operator, canary.public, hub.public, now),
             },
         ),
         account=bus_account(),

@@ -19,7 +19,7 @@ from datetime import datetime
 from intertie.contracts.base import EVENT_STREAM, PREFIX, TELEMETRY_STREAM
 from intertie.contracts.link import Lane
 from intertie.errors import Refused
-from intertie.ids import SiteName, name
+from intertie.ids import CANARY, SiteName, name
 from intertie.trust.keys import Key, raw_public, require_public, verify
 
 # One NATS payload: a batch is at most a quarter of it.
@@ -161,6 +161,8 @@ SITE_TEMPLATE: Json = {
     "payload": SITE_PAYLOAD,
 }
 
+SITE_LIMITS: Json = {"conn": SITE_CONNECTIONS, "subs": SITE_CONNECTIONS * SITE_SUBSCRIPTIONS, "payload": SITE_PAYLOAD, "exports": 0}
+
 
 # --- the JWTs ----------------------------------------------------------------------------------------------------------------------------
 
@@ -203,25 +205,38 @@ def site_account(
     before, named in the account's tags, so that an identity restored from a backup can learn of them from the server (LINK D18).
     """
     name(site, "site")
-    require_public(hub, "A", "the hub's account")
     for key in signing_keys:
         require_public(key, "A", "the site's signing key")
+    scoped = [{"kind": "user_scope", "key": key, "role": SITE_ROLE, "template": SITE_TEMPLATE} for key in sorted(signing_keys)]
+    tags = [f"{REVOKED_TAG}{key}" for key in sorted(revoked)]
+    parts = {"signing_keys": scoped, **({"tags": tags} if tags else {})}
+    return _account(operator_key, account, site, now, limits=SITE_LIMITS, imports=_site_imports(site, hub), **parts)
+
+
+def canary_account(operator_key: Key, account: str, hub: str, now: datetime) -> str:
+    """The canary's account: a site's imports and nothing else of one. It stands in the preload file and in no list of sites, so nobody revokes it."""
+    return _account(operator_key, account, CANARY, now, limits=SITE_LIMITS, imports=_site_imports(CANARY, hub))
+
+
+def canary_user(account_key: Key, user: str, now: datetime) -> str:
+    """The user with which the scheduler's leader speaks on its own lane as a site does, to know that it can hear (LINK D5)."""
+    allowed = Permissions(publish=(f"up.{Lane.SCHEDULER}.sync",), subscribe=(f"{INBOX}.>",))
+    return _user(account_key, CANARY, user, now, allowed, answers=False)
+
+
+def _site_imports(site: SiteName, hub: str) -> list[Json]:
+    """What a site's account takes from the hub's, with the site's name put in by the server."""
+    require_public(hub, "A", "the hub's account")
 
     def service(title: str, subject: str, local: str) -> Json:
         return {"name": title, "account": hub, "subject": subject, "local_subject": local, "type": "service"}
 
-    imports: list[Json] = [
+    return [
         *(service(f"lane-{lane}", f"{PREFIX}.up.{site}.{lane}.sync", f"up.{lane}.sync") for lane in Lane),
         service("answer", f"{PREFIX}.up.{site}.answer", "up.answer"),
         service("telemetry", f"{PREFIX}.tel.gpu.{site}.*", "tel.gpu.*"),
         {"name": "down", "account": hub, "subject": f"{PREFIX}.down.{site}.*", "local_subject": "down.*", "type": "stream"},
     ]
-    scoped = [{"kind": "user_scope", "key": key, "role": SITE_ROLE, "template": SITE_TEMPLATE} for key in sorted(signing_keys)]
-    limits = {"conn": SITE_CONNECTIONS, "subs": SITE_CONNECTIONS * SITE_SUBSCRIPTIONS, "payload": SITE_PAYLOAD, "exports": 0}
-    tags = [f"{REVOKED_TAG}{key}" for key in sorted(revoked)]
-    return _account(
-        operator_key, account, site, now, limits=limits, imports=imports, signing_keys=scoped, **({"tags": tags} if tags else {})
-    )
 
 
 def service_user(hub_key: Key, service: str, user: str, now: datetime) -> str:
