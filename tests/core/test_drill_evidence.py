@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from click.testing import CliRunner
 
+from intertie.cli.drill import drill
 from intertie.contracts.drill import (
     DrillAttempt,
     DrillBook,
@@ -23,7 +27,7 @@ from intertie.contracts.drill import (
 )
 from intertie.errors import Refused
 from intertie.ids import AttemptId, JobId, PoolName, SiteName
-from intertie.trust.evidence import HUB, PERSON, SITE, canonical, checks_of, faults_of, read_evidence, sign_part, verdict_of
+from intertie.trust.evidence import HUB, PERSON, SITE, canonical, checks_of, faults_of, sign_part, verdict_of, verify_file
 from intertie.trust.keys import Key
 
 AT = datetime(2026, 3, 1, 8, tzinfo=UTC)
@@ -151,7 +155,7 @@ def signed(at_site: SiteDrill | None = None, at_hub: HubDrill | None = None) -> 
 
 
 def test_signed_evidence_verifies_from_its_bytes_alone_whatever_the_verdict() -> None:
-    assert faults_of(read_evidence(canonical(signed()) + b"\n")) == []
+    assert verify_file(canonical(signed()) + b"\n")[1] == []
     assert faults_of(signed(account(ended_by="owner", back_at=seconds(20)))) == []
 
 
@@ -182,9 +186,25 @@ def test_evidence_that_was_changed_is_refused_with_the_reason(change: Change, sa
 
 def accepted(data: bytes) -> bool:
     try:
-        return faults_of(read_evidence(data)) == []
+        return verify_file(data)[1] == []
     except Refused:
         return False
+
+
+def test_a_version_that_knows_more_fields_verifies_what_an_older_one_wrote() -> None:
+    """Played by what this version does not know: the signatures are over the file's own words."""
+    raw = json.loads(canonical(signed()))
+    raw["document"]["weather"] = "fine"
+    document = raw["document"]
+    site, hub_, person = (
+        sign_part(KEYS[role], raw["document"]["at_site"] if role == SITE else document, role=role, name=role, at=AT) for role in KEYS
+    )
+    raw["signatures"] = json.loads(canonical([site, hub_, person]))
+    assert accepted(canonical(raw))
+    raw["document"]["weather"] = "foul"
+    assert not accepted(canonical(raw))
+    raw["note"] = "added"
+    assert not accepted(canonical(raw))
 
 
 def test_no_single_byte_can_be_changed() -> None:
@@ -196,3 +216,21 @@ def test_no_single_byte_can_be_changed() -> None:
         assert not accepted(bytes(changed)), f"byte {at}: {data[at : at + 1]!r}"
     assert not accepted(b" " + data)
     assert not accepted(data[:-1])
+
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "ops/docs/examples/drill-site-a.json"
+
+
+def test_the_example_of_the_docs_verifies_and_does_not_once_a_byte_is_changed(tmp_path: Path) -> None:
+    """The command that the docs name, on the evidence of a real run."""
+    whole = CliRunner().invoke(drill, ["verify", str(EXAMPLE)])
+    assert whole.exit_code == 0, whole.output
+    data = EXAMPLE.read_bytes()
+    assert verify_file(data)[0].document.verdict == "passed"
+    for at in range(0, len(data) - 1, 97):
+        changed = bytearray(data)
+        changed[at] ^= 1
+        assert not accepted(bytes(changed)), f"byte {at}"
+    one = tmp_path / "changed.json"
+    one.write_bytes(data.replace(b'"restarts":0', b'"restarts":1'))
+    assert CliRunner().invoke(drill, ["verify", str(one)]).exit_code == 1

@@ -10,8 +10,6 @@ import json
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
 
-import msgspec
-
 from intertie.contracts.base import decode, encode
 from intertie.contracts.drill import (
     DrillAttempt,
@@ -51,11 +49,6 @@ def signed_bytes(part: object, role: str, name: str, at: datetime, key: str) -> 
 def sign_part(key: Key, part: object, *, role: str, name: str, at: datetime) -> DrillSignature:
     signature = key.sign(signed_bytes(part, role, name, at, key.public))
     return DrillSignature(role=role, name=name, key=key.public, at=at, signature=base64.b64encode(signature).decode("ascii"))
-
-
-def part_of(document: DrillDocument, role: str) -> object:
-    """The site signs its own account, the others the whole document."""
-    return document.at_site if role == SITE else document
 
 
 def signature_holds(part: object, signature: DrillSignature) -> bool:
@@ -197,25 +190,29 @@ def book_fault(book: DrillBook) -> str:
 # --- the file ----------------------------------------------------------------------------------------------------------------------------
 
 
-def read_evidence(data: bytes, *, what: str = "evidence") -> DrillEvidence:
-    """The evidence in a file. `Refused('drill.not_canonical')` if its bytes are not the one canonical form: then something was changed."""
+def verify_file(data: bytes, *, what: str = "evidence") -> tuple[DrillEvidence, list[str]]:
+    """The evidence in a file, and what is wrong with it. Signatures are checked over the file's own words, so that a version that knows more
+    fields still verifies what an older one wrote. `Refused('drill.not_canonical')` if its bytes are not the one canonical form."""
     evidence = decode(data, DrillEvidence, what=what)
     try:
-        same = json.dumps(json.loads(data), sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode("utf-8")
+        raw = json.loads(data)
     except (ValueError, RecursionError) as err:
         raise Refused("contract.invalid", f"{what} is not JSON: {err}") from err
-    if data.rstrip(b"\n") != same or canonical(evidence) != same:
+    known = [set(DrillEvidence.__struct_fields__), *(set(DrillSignature.__struct_fields__) for _ in raw["signatures"])]
+    foreign = [set(said) - names for said, names in zip([raw, *raw["signatures"]], known, strict=True)]
+    if data.removesuffix(b"\n") != canonical(raw) or any(foreign):
         raise Refused("drill.not_canonical", f"{what} is not in the canonical form: it was changed after it was written")
-    return evidence
+    return evidence, list(_faults(evidence, need_person=True, document=raw["document"], at_site=raw["document"]["at_site"]))
 
 
 def faults_of(evidence: DrillEvidence, *, need_person: bool = True) -> list[str]:
-    """What is wrong with the evidence; empty if every signature holds and the verdict is what the document's facts give."""
-    return list(_faults(evidence, need_person))
-
-
-def _faults(evidence: DrillEvidence, need_person: bool) -> Iterator[str]:
+    """What is wrong with evidence of this version; empty if every signature holds and the verdict is what the document's facts give."""
     document = evidence.document
+    return list(_faults(evidence, need_person=need_person, document=document, at_site=document.at_site))
+
+
+def _faults(evidence: DrillEvidence, *, need_person: bool, document: object, at_site: object) -> Iterator[str]:
+    """`document`, `at_site`: what the signatures are over."""
     roles = [signature.role for signature in evidence.signatures]
     for role in (SITE, HUB, *((PERSON,) if need_person else ())):
         if role not in roles:
@@ -223,8 +220,13 @@ def _faults(evidence: DrillEvidence, need_person: bool) -> Iterator[str]:
     for signature in evidence.signatures:
         if signature.role not in (SITE, HUB, PERSON):
             yield f"{signature.role[:20]!r} is no role that signs a drill"
-        elif not signature_holds(part_of(document, signature.role), signature):
+        elif not signature_holds(at_site if signature.role == SITE else document, signature):
             yield f"the signature of {signature.role} {signature.name} does not hold"
+    yield from _contradictions(evidence.document)
+
+
+def _contradictions(document: DrillDocument) -> Iterator[str]:
+    """What in a document does not follow from the rest of it."""
     site = document.at_site
     if (site.drill, site.site, site.seconds) != (document.drill, document.site, document.seconds):
         yield "the site's account is of another drill"
@@ -235,7 +237,8 @@ def _faults(evidence: DrillEvidence, need_person: bool) -> Iterator[str]:
         if told is not None and book.site_us != (told.ran_us if told.after == "ended" else None):
             yield f"the site's book of {book.attempt} is not what the site signed"
     checks = checks_of(document.seconds, document.start, document.consent, site, document.at_hub)
-    if msgspec.to_builtins(checks) != msgspec.to_builtins(document.checks):
+    # Not by their words: these may be put better one day.
+    if [(c.name, c.ok) for c in checks] != [(c.name, c.ok) for c in document.checks]:
         yield "the checks do not follow from what both sides saw"
     if document.verdict != verdict_of(checks):
         yield f"the verdict {document.verdict!r} does not follow from the checks"

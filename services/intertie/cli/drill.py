@@ -31,7 +31,7 @@ from intertie.contracts.site import SiteRecord
 from intertie.errors import NotFound, Refused
 from intertie.ids import PoolName, SiteName, mint
 from intertie.text import language
-from intertie.trust.evidence import PASSED, PERSON, canonical, faults_of, read_evidence, sign_part
+from intertie.trust.evidence import PASSED, PERSON, canonical, faults_of, sign_part, verify_file
 from intertie.trust.keys import Key
 
 KEY_FILE = "drill.nk"
@@ -250,8 +250,7 @@ def evidence(drill_id: str) -> None:
 @json_option
 def verify(file: Path, site_key: str, hub_key: str, as_json: bool) -> None:
     """Check FILE without any hub: every signature, and that the verdict follows from what both sides saw; exit 1 if not."""
-    found = read_evidence(file.read_bytes(), what=str(file))
-    faults = faults_of(found)
+    found, faults = verify_file(file.read_bytes(), what=str(file))
     for role, key in (("site", site_key), ("hub", hub_key)):
         faults += [
             f"the {role}'s signature is by another key: {s.key}" for s in found.signatures if key and s.role == role and s.key != key
