@@ -56,7 +56,7 @@ class Site:
     """An agent: a machine over a disk. A crash loses the machine and what was not fsynced, never the disk."""
 
     def __init__(self) -> None:
-        self.disk = Disk(JournalId("jnl-a"))
+        self.disk = Disk(JournalId("jnl-a"), place="place-a")
         self.starts = 0
         self.written: list[bytes] = []
         self.taken: list[str] = []
@@ -74,6 +74,7 @@ class Site:
             now_s=self.boot_s,
             pace=Pace(),
             spread=lambda: 0.0,
+            place=self.journal.place,
         )
 
     async def write(self) -> None:

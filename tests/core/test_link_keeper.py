@@ -317,9 +317,12 @@ def test_a_new_journal_is_not_taken_from_under_entries_that_are_nowhere() -> Non
     found = verdict(known(), opened(past(through=15)))
     assert (found.state, found.ack_through, found.journal) == (HUB_RESTORED, 10, JOURNAL)
     assert verdict(known(), opened(past(through=15, lost_from=11))).state is OK
+    clones = opened(past("jnl-a-clones", through=99))
+    assert verdict(known(), clones).state is HUB_RESTORED
+    held = judge(known(), None, clones, RECEIVED, epoch=1, single=True, ends={JournalId("jnl-a-clones"): 99})
+    assert held.state is OK, "another line of journals, all of which is here"
     later = opened(past(through=10), past("jnl-between", through=4), journal=JournalId("jnl-c"), previous="jnl-between")
     assert verdict(known(), later).state is HUB_RESTORED, "the journal between was heard and forgotten, and is not here"
-    assert verdict(known(), opened(past("jnl-a-clones", through=99))).state is OK, "another line of journals"
 
 
 def test_a_hub_that_knows_nothing_of_a_site_says_so_until_the_loss_is_named() -> None:

@@ -11,7 +11,23 @@ from tests.core.link_world import JOURNAL, NOON, SESSION, SITE, chain, raw
 from intertie.contracts.link import Clocks, Go, Instruction, Lane, LaneState, Settle, Stop, Sync, Synced
 from intertie.ids import AttemptId, InstructionId, JobId, JournalId
 from intertie.link.journal import Batch, InstructionMark
-from intertie.link.site import Effect, Heard, Load, Lost, Pace, Reopen, Report, Send, Silent, SiteMachine, Take, Trouble, Wake, pace_of
+from intertie.link.site import (
+    MOST_REOPENS,
+    Effect,
+    Heard,
+    Load,
+    Lost,
+    Pace,
+    Reopen,
+    Report,
+    Send,
+    Silent,
+    SiteMachine,
+    Take,
+    Trouble,
+    Wake,
+    pace_of,
+)
 
 PACE = Pace()
 
@@ -473,8 +489,8 @@ def test_a_batch_of_a_journal_that_was_replaced_meanwhile_is_not_sent() -> None:
 def test_new_journals_of_which_none_is_taken_end_with_a_person() -> None:
     world = World(head=7)
     found = []
-    for n in range(6):
+    for n in range(MOST_REOPENS + 3):
         effects = world.hear(world.speak(), state=LaneState.FORKED, ack_through=0, safe_through=0)
         found.append(any(isinstance(effect, Reopen) for effect in effects))
         world.machine.reopened(world.now_s, JournalId(f"jnl-{n}")) if found[-1] else None
-    assert found == [True, True, True, False, False, False]
+    assert found == [True] * MOST_REOPENS + [False] * 3

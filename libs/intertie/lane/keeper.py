@@ -34,12 +34,12 @@ from intertie.contracts.link import (
     sync_subject,
 )
 from intertie.errors import IntertieError, Refused, Stale, Unavailable
-from intertie.ids import SiteName, name
+from intertie.ids import SiteName, speaker
 from intertie.lane.interpreter import Interpret, Interpreter, storable
 from intertie.lane.tables import LaneTables
 from intertie.link.clocks import TRY_S
 from intertie.link.journal import InstructionMark
-from intertie.link.keeper import HEARD, NewEntry, SiteRow, Verdict, check, judge, wanted_digest
+from intertie.link.keeper import HEARD, NewEntry, SiteRow, Verdict, check, judge, wanted_digest, wanted_ends
 from intertie.link.site import stops_first
 from intertie.observe import log
 from intertie.observe.metrics import Counter
@@ -199,7 +199,7 @@ class LaneKeeper:
             self._count("foreign_reply")
             return None
         try:
-            site = SiteName(name(message.subject.split(".")[3], "site"))
+            site = speaker(message.subject.split(".")[3])
             sync = decode(message.body, Sync, what="sync")
             check(sync, site, self._lane)
         except Refused as err:
@@ -307,7 +307,9 @@ class LaneKeeper:
                 row = turn.rows.get(waiting.site)
                 seq = wanted_digest(row, waiting.sync)
                 stored = None if seq is None else await turn.digest(waiting.site, waiting.sync.journal, seq)
-                verdict = judge(row, stored, waiting.sync, waiting.received, epoch=self._epoch(), single=self._single)
+                before = wanted_ends(waiting.sync)
+                ends = await turn.ends(waiting.site, before) if before else {}
+                verdict = judge(row, stored, waiting.sync, waiting.received, epoch=self._epoch(), single=self._single, ends=ends)
                 verdicts.append(verdict)
                 if verdict.row is not None:
                     rows.append(verdict.row)

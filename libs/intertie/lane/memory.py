@@ -34,6 +34,13 @@ class MemoryTurn:
         entry = self._tables.entries.get((self._lane, site, journal, seq))
         return entry.digest if entry else None
 
+    async def ends(self, site: SiteName, journals: Sequence[JournalId]) -> Mapping[JournalId, int]:
+        found = dict[JournalId, int]()
+        for lane, name, journal, seq in self._tables.entries:
+            if (lane, name) == (self._lane, site) and journal in journals:
+                found[journal] = max(found.get(journal, 0), seq)
+        return found
+
     async def save(self, rows: Sequence[SiteRow], entries: Mapping[SiteName, Sequence[NewEntry]], faults: Sequence[ReportIncident]) -> None:
         for row in rows:
             self._tables.sites_kept[(self._lane, row.site)] = row

@@ -36,6 +36,10 @@ class PgTurn:
         row = await self._tx.one(Q.lane_digest, site, self._lane, journal, seq)
         return Digest(row["digest"]) if row else None
 
+    async def ends(self, site: SiteName, journals: Sequence[JournalId]) -> Mapping[JournalId, int]:
+        rows = await self._tx.all(Q.lane_ends, site, self._lane, list(journals))
+        return {JournalId(row["journal"]): row["seq"] for row in rows}
+
     async def save(self, rows: Sequence[SiteRow], entries: Mapping[SiteName, Sequence[NewEntry]], faults: Sequence[ReportIncident]) -> None:
         by_site = {row.site: row for row in rows}
         new = [row for row in rows if row.site not in self.rows]

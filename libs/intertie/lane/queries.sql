@@ -27,6 +27,9 @@ SELECT site FROM lane_site WHERE lane = $1 AND site = any($2::text[])
 -- name: lane_digest
 SELECT digest FROM lane_entry WHERE site = $1 AND lane = $2 AND journal = $3 AND seq = $4
 
+-- name: lane_ends
+SELECT journal, max(seq) AS seq FROM lane_entry WHERE site = $1 AND lane = $2 AND journal = any($3::text[]) GROUP BY journal
+
 -- name: lane_rows_insert
 -- Attempts travel as words of one text, since arrays of unequal arrays cannot be unnested.
 INSERT INTO lane_site (lane, site, session, journal, ack_through, digest, safe_through, interpreted_through, heard, last_heard, last_nonce,

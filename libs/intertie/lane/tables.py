@@ -69,6 +69,10 @@ class Turn(Protocol):
         """The stored digest of an entry; None if it is not kept here."""
         ...
 
+    async def ends(self, site: SiteName, journals: Sequence[JournalId]) -> Mapping[JournalId, int]:
+        """The last entry of each of these journals; those of which nothing is here are left out."""
+        ...
+
     async def save(self, rows: Sequence[SiteRow], entries: Mapping[SiteName, Sequence[NewEntry]], faults: Sequence[ReportIncident]) -> None:
         """Write all of it, one statement per table. `Stale` if a new site was written by another copy meanwhile."""
         ...

@@ -6,9 +6,10 @@ by a new journal (`JournalOpened`), SUPERSEDED and CONTESTED by a person at the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from types import MappingProxyType
 
 import msgspec
 
@@ -144,6 +145,12 @@ def wanted_digest(row: SiteRow | None, sync: Sync) -> int | None:
     return last_seq(sync) if 0 < last_seq(sync) < row.ack_through else None
 
 
+def wanted_ends(sync: Sync) -> list[JournalId]:
+    """Of which journals `judge` needs the last entry that is on disk here: those before a new one."""
+    opened = opening(sync)
+    return [past.journal for past in opened.past] if opened is not None else []
+
+
 def opening(sync: Sync) -> JournalOpened | None:
     """What a batch that begins a new journal begins with."""
     if sync.first_seq != 1 or not sync.entries:
@@ -154,11 +161,21 @@ def opening(sync: Sync) -> JournalOpened | None:
         return None
 
 
-def judge(row: SiteRow | None, stored: Digest | None, sync: Sync, received: datetime, *, epoch: int, single: bool) -> Verdict:
+def judge(
+    row: SiteRow | None,
+    stored: Digest | None,
+    sync: Sync,
+    received: datetime,
+    *,
+    epoch: int,
+    single: bool,
+    ends: Mapping[JournalId, int] = MappingProxyType({}),
+) -> Verdict:
     """The ladder, in order; the first rung that applies decides.
 
-    `row` is what is on disk (None: a site never heard of), `stored` the digest asked for by `wanted_digest`, `received` the hub's wall clock at the
-    sync's arrival, `epoch` this service's, `single` true where a commit here is all the safety there is (`durability: single`).
+    `row` is what is on disk (None: a site never heard of), `stored` the digest asked for by `wanted_digest`, `ends` the last entries asked for by
+    `wanted_ends` (of those that are here), `received` the hub's wall clock at the sync's arrival, `epoch` this service's, `single` true where a
+    commit here is all the safety there is (`durability: single`).
     """
     if row is not None and _is_late(row, sync):
         return Verdict(LaneState.BUSY)
@@ -174,21 +191,26 @@ def judge(row: SiteRow | None, stored: Digest | None, sync: Sync, received: date
         if _contested(taken.moves, received):
             why = "agents in different places take over from each other: stop one of the two; the other goes on ten minutes later"
             return _stands(LaneState.CONTESTED, taken, sync, received, why)
-        found = _judge_content(taken, stored, sync, received, epoch, single)
+        found = _judge_content(taken, stored, sync, received, epoch, single, ends)
         # Who cannot be joined to what is here takes nothing over: the agent in charge goes on.
         return found if found.state in HEARD else _stands(found.state, row, sync, received, found.why)
     if row is not None and _contested(row.moves, received):
         return _stands(LaneState.CONTESTED, row, sync, received, "ten minutes after the last change of place this agent goes on")
-    return _judge_content(row, stored, sync, received, epoch, single)
+    return _judge_content(row, stored, sync, received, epoch, single, ends)
 
 
-def _judge_content(row: SiteRow | None, stored: Digest | None, sync: Sync, received: datetime, epoch: int, single: bool) -> Verdict:
+def _judge_content(
+    row: SiteRow | None, stored: Digest | None, sync: Sync, received: datetime, epoch: int, single: bool, ends: Mapping[JournalId, int]
+) -> Verdict:
     """The rungs about epoch, journal and chain, for the session in charge."""
     if sync.instruction_epoch > epoch:
         why = f"the site knows epoch {sync.instruction_epoch}, this service is in {epoch}: run `intertie hub restored`"
         return _stands(LaneState.HUB_RESTORED, row, sync, received, why)
     if row is not None and row.heard > 0 and row.journal == sync.journal:
         return _judge_chain(row, stored, sync, received, single)
+    opened = opening(sync)
+    if opened is not None and stored is None and (missing := _left_out(row, opened, ends)) is not None:
+        return _missing_range(row, sync, received, *missing)
     return _judge_journal(row, stored, sync, received, single)
 
 
@@ -266,13 +288,9 @@ def _unheard(sync: Sync, received: datetime) -> SiteRow:
 
 def _judge_journal(row: SiteRow | None, stored: Digest | None, sync: Sync, received: datetime, single: bool) -> Verdict:
     """A journal that the row does not name: it must say that it was opened, be new here, and leave nothing out that exists nowhere else."""
-    opened, unheard = opening(sync), row is None or row.heard == 0
-    if not unheard and (opened is None or stored is not None):
-        assert row is not None, "a heard site has a row"
+    if row is not None and row.heard > 0 and (opening(sync) is None or stored is not None):
         why = f"the site's journal was {row.journal} and is now {sync.journal}" + (", which had its turn before" if stored else "")
         return _stands(LaneState.AGENT_RESTORED, row, sync, received, why)
-    if opened is not None and (missing := _left_out(None if unheard else row, opened)) is not None:
-        return _stands(LaneState.HUB_RESTORED, row, sync, received, missing)
     if row is None:
         return _judge_chain(row, None, sync, received, single)
     zero = first_digest(sync.journal)
@@ -281,17 +299,23 @@ def _judge_journal(row: SiteRow | None, stored: Digest | None, sync: Sync, recei
     return _stands(found.state, row, sync, received, found.why) if found.state is LaneState.FORKED else found
 
 
-def _left_out(row: SiteRow | None, opened: JournalOpened) -> str | None:
-    """What earlier journals were told to forget and this keeper does not hold, if no `LostRange` is announced for it."""
-    names = [past.journal for past in opened.past]
-    if row is not None and row.journal not in names:
-        return None  # Another line of journals (a clone's): there is nothing to compare, and nothing of ours is given up.
-    first = names.index(row.journal) if row is not None else 0
-    for past in opened.past[first:]:
-        here = row.ack_through if row is not None and past.journal == row.journal else 0
+def _left_out(row: SiteRow | None, opened: JournalOpened, ends: Mapping[JournalId, int]) -> tuple[JournalId, int, int] | None:
+    """The first earlier journal that was told to forget (second number) what is not here after the first number, if no `LostRange` is announced."""
+    for past in opened.past:
+        here = ends.get(past.journal, 0)
+        if row is not None and row.journal == past.journal:
+            here = max(here, row.ack_through)
         if past.forgotten_through > here and not 0 < past.lost_from <= here + 1:
-            return f"the site was told to forget through {past.forgotten_through} of journal {past.journal}, here it ends at {here}"
+            return past.journal, here, past.forgotten_through
     return None
+
+
+def _missing_range(row: SiteRow | None, sync: Sync, received: datetime, journal: JournalId, here: int, forgotten: int) -> Verdict:
+    """HUB_RESTORED about a journal before the one that is spoken of."""
+    why = f"the site was told to forget through {forgotten} of journal {journal}, here it ends at {here}"
+    found = _stands(LaneState.HUB_RESTORED, row, sync, received, why)
+    unheard = row is None or row.heard == 0
+    return replace(found, ack_through=0 if unheard else here, journal=None if unheard else journal)
 
 
 def _judge_chain(row: SiteRow | None, stored: Digest | None, sync: Sync, received: datetime, single: bool) -> Verdict:

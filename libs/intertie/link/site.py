@@ -156,8 +156,9 @@ Effect = Load | Send | Take | Silent | Heard | Report | Reopen
 BROKEN = (LaneState.FORKED, LaneState.AGENT_RESTORED, LaneState.HUB_RESTORED)
 """States whose way out is a new journal."""
 
-# New journals in a row of which none was taken: then it is not the journal, and a person must look.
-MOST_REOPENS = 3
+# New journals in a row of which none was taken: then it is not the journal, and a person must look. A hub that lacks something of several
+# journals names one of them after the other.
+MOST_REOPENS = 10
 
 
 def stops_first(instructions: Sequence[Instruction]) -> list[Instruction]:

@@ -617,11 +617,10 @@ def _past(cursor: Cursor, lane: Lane, old: JournalId | None, renewal: Renewal) -
     query = "SELECT number, journal, forgotten, digest, lost_from FROM past WHERE lane = ? ORDER BY number"
     rows = cursor.execute(query, (lane.value,)).fetchall()
     found, ranges, lost = list[PastJournal](), list[LostRange](), renewal.lost.get(lane)
-    names = [journal for _, journal, *_ in rows]
-    first_lost = len(rows) if lost is None else names.index(lost.journal) if lost.journal in names else 0
-    for at, (number, journal, forgotten, digest, lost_from) in enumerate(rows):
+    for number, journal, forgotten, digest, lost_from in rows:
         start = lost.ack_through + 1 if lost is not None and journal == lost.journal else 1
-        if at >= first_lost and forgotten >= start and not 0 < lost_from <= start:
+        named = lost is not None and lost.journal in (None, journal)
+        if named and forgotten >= start and not 0 < lost_from <= start:
             lost_from = start
             cursor.execute("UPDATE past SET lost_from = ? WHERE lane = ? AND number = ?", (start, lane.value, number))
             ranges.append(_lost_range(2 + len(ranges), lane, JournalId(journal), start, forgotten, Digest(digest), renewal))
