@@ -29,7 +29,7 @@ from intertie.clock import SystemClock
 from intertie.contracts.http import MappingBody, SubmitBody
 from intertie.contracts.identity import CreateTenant, CreateToken, Invited, InviteSite, MappingsReply, Role, TenantRecord, TokenCreated
 from intertie.contracts.job import JobRecord, JobSpec, SubmitReply
-from intertie.contracts.site import DeviceKind, Freshness, SiteKind, SitesReply
+from intertie.contracts.site import DeviceKind, Freshness, SiteKind, SiteRecord, SitesReply
 from intertie.contracts.usage import AgreeSpec, LedgerCheck, MeterSpec, Price, Statement
 from intertie.embedded.hub import HubLayout, HubPorts, HubSettings, init_hub
 from intertie.embedded.process import Child, Identity, free_port, is_running, start_child, wait_until
@@ -193,6 +193,9 @@ class Stack:
                 last = str(error)
             await asyncio.sleep(0.1)
         raise AssertionError(f"not within {limit_s:.0f} s: {what} {last}\n{self.logs()}")
+
+    def site_record(self, name: str) -> SiteRecord:
+        return self.admin.get("/v1/sites", SitesReply, {"site": name}).sites[0]
 
     def fresh(self, name: str) -> bool:
         """The registry hears the site, and the scheduler has been told of it (a moment later, by an event)."""

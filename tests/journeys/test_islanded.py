@@ -7,9 +7,14 @@ import os
 import subprocess
 import sys
 
-from tests.journeys.stack import Stack, running_stack
+from tests.journeys.stack import TENANT, Stack, running_stack
 
-from intertie.contracts.job import JobSpec, JobState
+from intertie.contracts.base import decode
+from intertie.contracts.http import GrantBody
+from intertie.contracts.job import GrantsReply, JobSpec, JobState
+from intertie.contracts.local import Absence, LocalStatement, LocalStatus
+from intertie.contracts.site import DeviceKind
+from intertie.errors import Unavailable
 
 
 def local(stack: Stack, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -55,6 +60,62 @@ async def test_the_site_runs_on_alone_and_the_books_hold_it_afterwards() -> None
         assert book.run_us == record.attempts[-1].ran_us
         assert any(charge.islanded for charge in book.charges)
         assert [line.job for line in statement.lines] == [job], "the owner's own use is never charged"
+
+
+async def test_a_tenant_works_on_by_its_allowance_and_the_owner_s_button_works_with_everything_gone() -> None:
+    async with running_stack() as stack:
+        await stack.add_site("site-a", slots=2)
+        grant = GrantBody(kind=DeviceKind.SLOT, devices=1, card_hours=1)
+        await stack.do(lambda: stack.admin.put(f"/v1/tenants/{TENANT}/grants/site-a", GrantsReply, grant))
+        await stack.until(lambda: "allowance" in {one.what for one in status(stack).known}, what="the site knows the allowance")
+        tenant = ["submit", "--json", "--tenant", TENANT, *(["--as", stack.account] if stack.account else []), "--wall", "60"]
+        refused = await stack.do(lambda: local(stack, *tenant, "--", "true"))
+        assert "grant.not_islanded" in refused.stderr and "intertie submit" in refused.stderr
+
+        await stack.hub_down()
+        await stack.until(lambda: status(stack).islanded_since, what="the site is alone")
+        made = await stack.do(lambda: local(stack, *tenant, "--", "sh", "-c", "sleep 1; echo by allowance"))
+        assert made.returncode == 0, made.stderr
+        job = json.loads(made.stdout)["job"]
+        over = await stack.do(lambda: local(stack, *tenant, "--", "true"))
+        assert "grant.devices" in over.stderr, "no borrowing"
+        told = await stack.do(lambda: local(stack, "logs", "-f", job))
+        assert (told.returncode, told.stdout) == (0, "by allowance\n"), told.stderr
+        preview = decode((await stack.do(lambda: local(stack, "statement", "--json"))).stdout, LocalStatement)
+        assert [(row.job, row.islanded, row.told) for row in preview.lines] == [(job, True, False)]
+        pressed = await stack.do(lambda: local(stack, "pause", "--until", "2h", "--reason", "visitors"))
+        assert pressed.returncode == 0 and "PAUSED" in pressed.stdout, pressed.stderr
+        await stack.kill_agent("site-a")
+        await stack.until(lambda: is_paused(stack), what="the agent is back, and paused")
+
+        await stack.hub_up()
+        await stack.until(lambda: stack.site_record("site-a").paused, what="the hub shows the owner's right")
+        gone = await stack.until(lambda: settled(stack), what="what was done alone is settled")
+        assert (gone.by_allowance, gone.refused, gone.lent_ended) == (1, 1, 1) and gone.entries > 0
+        statement = await stack.until(lambda: stack.complete_statement({job}), what="the statement is complete")
+        (book,) = [book for line in statement.lines if line.job == job for book in line.attempts]
+        assert any(charge.islanded for charge in book.charges)
+        assert (await stack.do(lambda: local(stack, "resume"))).returncode == 0
+        await stack.until(lambda: not stack.site_record("site-a").paused, what="lending goes on")
+
+
+def status(stack: Stack) -> LocalStatus:
+    """`Unavailable` while no agent answers."""
+    told = local(stack, "status", "--json")
+    if told.returncode != 0:
+        raise Unavailable("test.no_agent", told.stderr)
+    return decode(told.stdout, LocalStatus)
+
+
+def is_paused(stack: Stack) -> bool:
+    told = status(stack).paused
+    return told is not None and told.paused
+
+
+def settled(stack: Stack) -> Absence | None:
+    """The last absence, once all that was done in it is settled."""
+    gone = status(stack).absence
+    return gone if gone is not None and gone.told is not None and gone.settled == gone.to_settle == 1 else None
 
 
 def lent(stack: Stack) -> int:

@@ -106,7 +106,8 @@ class Dare:
         await self._own_job()
         await self._until(lambda: self._ticks(attempt) >= count + WITHOUT or None)
         self._say("ticks", before=before, after=self._last(attempt))
-        self._say("waits", entries=(await asyncio.to_thread(self._status)).journal_entries)
+        if entries := (await asyncio.to_thread(self._status)).journal_entries:
+            self._say("waits", entries=entries)
 
     async def _own_job(self) -> None:
         """The owner's people go on: a local job, from submit to its end."""
@@ -167,8 +168,9 @@ class Dare:
         if len({us for _, us in three}) != 1 or paid.amount != expected:
             raise Refused("dare.differs", f"the books differ: {[us for _, us in three]} µs, charged {paid.amount}, uncut {expected}")
         line(f"  {formula_text(paid.formula, self._lang)}")
-        mark = say("dare.mark", self._lang) if any(charge.islanded for charge in book.charges) else "-"
-        self._say("unchanged", amount=money_text(expected, paid.currency), seconds=f"{ran_us / 1e6:.6f}", mark=mark)
+        self._say("unchanged", amount=money_text(expected, paid.currency), seconds=f"{ran_us / 1e6:.6f}")
+        if any(charge.islanded for charge in book.charges):
+            self._say("mark")
 
     def _supervisors_word(self, attempt: str, record: JobRecord) -> int:
         """What the process beside the job measured. Its folder goes once everything is settled; the record stays as long as its log."""
