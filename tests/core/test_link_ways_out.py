@@ -14,7 +14,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tests.core.link_world import NOON, SITE
 
@@ -195,7 +195,14 @@ STEPS = [
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.lists(st.sampled_from(STEPS), max_size=50))
+@given(st.lists(st.sampled_from(STEPS), min_size=12, max_size=60))
+@example(["write", "exchange", "restore_keeper"])
+@example(["write", "exchange", "restore_keeper", "move", "exchange"])
+@example(
+    ["write", "exchange", "copy_keeper", "clone", "write", "exchange", "restore_keeper", "other", "exchange", "other", "die", "exchange"]
+)
+@example(["write", "exchange", "copy_disk", "write", "exchange", "restore_disk", "write", "exchange"])
+@example(["write", "exchange", "copy_keeper", "hub_restored", "exchange", "write", "exchange", "restore_keeper", "exchange"])
 def test_nothing_is_forgotten_that_is_not_at_the_keeper_or_in_a_lost_range(steps: list[str]) -> None:
     asyncio.run(_run(steps))
 
