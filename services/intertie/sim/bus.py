@@ -17,7 +17,7 @@ from intertie.sim.loop import Party
 
 # One way inside a data centre or between two cities.
 NEAR_S, FAR_S = 0.001, 0.03
-_TELEMETRY = f"{PREFIX}.tel."
+TELEMETRY = f"{PREFIX}.tel."
 
 
 @dataclass
@@ -32,14 +32,20 @@ class Link:
     """Directions (`in`, `out`) that carry nothing, and nobody is told. Once for each fault that lasts."""
     cuts: int = 0
     """Faults that last in which the party knows that it has no bus."""
-    bus: SimBus | None = None
+    buses: list[SimBus] = field(default_factory=list)
     """Of the process that uses this link now."""
 
     def cut(self, by: int) -> None:
         """One fault more (1) or less (-1)."""
         self.cuts += by
-        if self.bus is not None and not self.bus.party.dead:
-            (self.bus.cut if self.cuts else self.bus.heal)()
+        for bus in self.buses:
+            if not bus.party.dead:
+                (bus.cut if self.cuts else bus.heal)()
+
+    def use(self, bus: SimBus) -> None:
+        self.buses = [*(one for one in self.buses if not one.party.dead), bus]
+        if self.cuts:
+            bus.cut()
 
 
 class SimStreams(MemoryStreams):
@@ -71,9 +77,7 @@ class SimBroker(MemoryBroker):
         bus = self.client(party.name, account)
         simulated = SimBus(self, party, link, bus.account)
         party.closing.append(simulated.sever)
-        link.bus = simulated
-        if link.cuts:
-            simulated.cut()
+        link.use(simulated)
         return simulated
 
     # Most listeners are inboxes that live for one request: found by name, not by trying them all.
@@ -101,7 +105,7 @@ class SimBroker(MemoryBroker):
 
     def _cross_in(self, other: AccountMap, message: Message) -> int:
         """Answers and telemetry cross no border inwards: most messages are these, and there are as many borders as sites."""
-        return 0 if message.subject.startswith((INBOX, _TELEMETRY)) else super()._cross_in(other, message)
+        return 0 if message.subject.startswith((INBOX, TELEMETRY)) else super()._cross_in(other, message)
 
     def _deliver(self, account: str, message: Message) -> int:
         key = (account, message.subject)

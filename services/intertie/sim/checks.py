@@ -10,9 +10,9 @@ from datetime import timedelta
 from decimal import Decimal
 from typing import TYPE_CHECKING
 
-from intertie.agent.core.model import OPEN
+from intertie.agent.core.model import OPEN, Attempt
 from intertie.contracts.base import EVENT_STREAM, Empty
-from intertie.contracts.job import JobState
+from intertie.contracts.job import AttemptRecord, JobState, OnSilence
 from intertie.contracts.link import Lane
 from intertie.contracts.usage import UsagePhase
 from intertie.ids import Digest
@@ -23,10 +23,11 @@ from intertie.metering.core.attribution import COUNTED
 from intertie.metering.service import Metering, trust
 from intertie.scheduler.core.orders import Order, due
 from intertie.scheduler.core.rows import AttemptState
-from intertie.sim.disk import MeteringDisk, SchedulerDisk
+from intertie.scheduler.core.sight import LIVE_S
+from intertie.sim.disk import NEVER, MeteringDisk, SchedulerDisk
 from intertie.sim.host import Host
 from intertie.sim.hub import OPERATOR
-from intertie.sim.machine import Machine, Process, processes
+from intertie.sim.machine import SLOW_START_S, Machine, Process, processes
 
 if TYPE_CHECKING:
     from intertie.sim.world import World
@@ -34,26 +35,58 @@ if TYPE_CHECKING:
 # The one price that scenarios agree on, per slot and hour, and half of what the agreement rounds to.
 SLOT_HOUR = Decimal("3.6")
 ROUNDING = Decimal("0.00005")
-NEVER = (AttemptState.REFUSED, AttemptState.WITHDRAWN, AttemptState.NOT_STARTED)
+# What may move a job of a silent site: two rules that were declared beforehand, and a named person.
+DECLARED = ("rule if_site_silent=rerun", "rule lost_by", "a person's decision")
+# Between the check of a go and what is written of it.
+LATE_S = 5.0
+# A sample older than this says nothing about now: what the scheduler believes, and what a message may take.
+SAMPLE_S = LIVE_S * 4 + 15.0
 
 
 # --- at the instant of a start -----------------------------------------------------------------------------------------------------------
 
 
 def at_start(world: World, machine: Machine, process: Process) -> Iterator[str]:
-    """1: never two live process groups of a job that waits. 6: never two holders of a device, local work included."""
+    """1: never two live process groups of a job that waits, nor of one that may run again and whose supervisor could have stopped it. 6: never two
+    holders of a device, local work included."""
     mine = process.run.attempt
+    waits = mine.spec.on_silence is not OnSilence.RERUN
     for host in world.hosts.values():
         for other in host.machine.live():
-            if other is not process and other.run.attempt.job == mine.job:
+            if other is not process and other.run.attempt.job == mine.job and (waits or not other.excused):
                 yield f"invariant 1: {mine.job} runs twice: {other.run.attempt.id} at {host.site} and {mine.id} at {machine.name}"
     for other in machine.live():
         both = set(mine.devices) & set(other.run.attempt.devices)
         if other is not process and both:
             yield f"invariant 6: {other.run.attempt.id} and {mine.id} both run on {sorted(both)} of {machine.name}"
     row = world.scheduler_disk.attempt_rows.get(mine.id)
-    if mine.local is None and (row is None or row.state in NEVER):
-        yield f"invariant 2: {mine.id} starts, and the hub has called it {row.state if row else 'nothing'}"
+    if mine.local is not None:
+        return
+    if mine.id in world.scheduler_disk.called_never or (row is not None and row.state in NEVER):
+        yield f"invariant 2: {mine.id} starts, and the hub has called it {row.state if row else 'never started'}"
+    if why := _go_is_over(mine, machine):
+        yield f"invariant 1: {mine.id} starts by a go that stands no more: {why}"
+
+
+def _go_is_over(attempt: Attempt, machine: Machine) -> str:
+    """A go is of one kernel boot, taken within `start_within` of the sync that brought the offer, and good until `start_by` after it."""
+    if attempt.kernel_boot != machine.clock.kernel_boot:
+        return f"it was claimed in {attempt.kernel_boot}, this is {machine.clock.kernel_boot}"
+    if attempt.go_boot_s is None:
+        return "there was none"
+    if attempt.go_boot_s - attempt.offer_sent_boot_s > attempt.start_within_s + LATE_S:
+        return f"it came {attempt.go_boot_s - attempt.offer_sent_boot_s:.1f} s after the sync of its offer, {attempt.start_within_s} s are allowed"
+    waited_s = machine.clock.boot_s() - attempt.go_boot_s
+    return f"{waited_s:.0f} s ago, {attempt.start_by_s} s are allowed" if waited_s > attempt.start_by_s + SLOW_START_S * 3 else ""
+
+
+def at_placement(world: World, record: AttemptRecord, sampled_s: float | None) -> Iterator[str]:
+    """5, 6: a site gets new work only once it was at head with this leader, and only by a live sample, `sampled_s` old here."""
+    if not world.scheduler_disk.at_head(record.site):
+        yield f"invariant 5: {record.attempt} is placed at {record.site}, which was not at head with this leader"
+    if sampled_s is None or sampled_s > SAMPLE_S:
+        age = "none ever came" if sampled_s is None else f"the last came {sampled_s:.0f} s ago"
+        yield f"invariant 6: {record.attempt} is placed at {record.site} without a live sample: {age}"
 
 
 # --- settled ---------------------------------------------------------------------------------------------------------------------------------
@@ -184,7 +217,8 @@ def _moved_by_someone(world: World) -> Iterator[str]:
             by_site = after.actor.startswith("site/")
             if not after.actor or (by_site or after.what == "placed") and not after.evidence:
                 yield f"invariant 5: {job} went from {before.state} to {after.state} and nobody knows why: {after}"
-            if not by_site and before.state in (JobState.STAGING, JobState.RUNNING, JobState.FINISHING):
+            declared = after.evidence.startswith(DECLARED)
+            if not by_site and not declared and before.state in (JobState.STAGING, JobState.RUNNING, JobState.FINISHING):
                 yield f"invariant 5: {job} left {before.state} on the word of {after.actor}, not of its site"
 
 
@@ -270,7 +304,7 @@ def _events(world: World) -> Iterator[str]:
 
 
 def _success_wins(world: World) -> Iterator[str]:
-    """10: no job failed while a success of it lies on a disk that answered."""
+    """10: no job failed while a success of it lies on a disk that answered; who survives and whose result is delivered is written once."""
     for host in world.hosts.values():
         for run in host.machine.disk.runs.values():
             job = world.scheduler_disk.jobs.get(run.attempt.job)
@@ -278,6 +312,8 @@ def _success_wins(world: World) -> Iterator[str]:
                 continue
             if job.state is not JobState.SUCCEEDED:
                 yield f"invariant 10: {run.attempt.id} succeeded at {host.site} and {job.job} is {job.state}"
+    for text in world.scheduler_disk.chosen_twice:
+        yield f"invariant 10: {text}"
 
 
 def _numbers(world: World) -> Iterator[str]:

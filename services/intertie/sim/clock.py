@@ -8,7 +8,8 @@ from datetime import UTC, datetime, timedelta
 
 from intertie.agent.core.model import Moment
 
-START = datetime(2026, 12, 1, 9, 0, tzinfo=UTC)
+# Two minutes before a month ends in the settlement time zone: every run passes a border of periods.
+START = datetime(2026, 11, 30, 15, 58, tzinfo=UTC)
 # How long ago it was switched on when a run begins, and what a boot takes.
 UP_S, BOOT_S = 1_000.0, 5.0
 

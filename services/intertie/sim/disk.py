@@ -15,13 +15,16 @@ from pathlib import Path
 from random import Random
 from typing import Any, TypeVar
 
-from intertie.agent.journal import SqliteJournal
+from intertie.agent.journal import Bounds, Pending, SqliteJournal
 from intertie.clock import Clock
-from intertie.contracts.job import ResultRef, WorkRef
+from intertie.contracts.job import AttemptRecord, ResultRef, WorkRef
 from intertie.errors import Unavailable
-from intertie.ids import Digest, JournalId
+from intertie.ids import AttemptId, Digest, JobId, JournalId, SiteName
+from intertie.link.keeper import SiteRow
 from intertie.metering.memory import MemoryMetering
+from intertie.scheduler.core.rows import AttemptState, Change
 from intertie.scheduler.memory import MemorySchedulerStore
+from intertie.scheduler.store import Placement, RoundRow, Told
 from intertie.sim.loop import PARTY, Party
 from intertie.store import Leader, MemoryStore
 from intertie.store.memory import MemoryOutbox
@@ -107,6 +110,9 @@ class Networked(MemoryStore):
             if self._held.get(role) is party:
                 del self._held[role]
 
+    def _committed(self, changed: bool) -> None:
+        """A transaction is over."""
+
     def lose_offices(self) -> None:
         """The connections that hold the locks break; whoever waits takes office beside those who still think that they lead."""
         self._held.clear()
@@ -133,6 +139,7 @@ class Networked(MemoryStore):
             changed = gist(self) != before
             if changed:
                 self._moments.doom("before")
+        self._committed(changed)
         if changed:
             self._moments.doom("after")
         await self._moments.pass_by()
@@ -156,11 +163,69 @@ class SimOutbox(MemoryOutbox):
 
 
 class SchedulerDisk(Networked, MemorySchedulerStore):
-    """PostgreSQL of the scheduler."""
+    """PostgreSQL of the scheduler. What it has ever said is remembered beside it, for the invariants: a restore does not reach that."""
 
-    def __init__(self, moments: Moments, clock: Clock) -> None:
-        self._moments, self._held = moments, {}
+    def __init__(self, moments: Moments, clock: Clock, placed: Callable[[AttemptRecord], None]) -> None:
+        """`placed` is told of each placement, in the name of whoever decided it."""
+        self._moments, self._held, self._placed = moments, {}, placed
+        self._never: set[AttemptId] = set()
+        self._chosen: dict[tuple[JobId, str], AttemptId] = {}
+        self._twice: list[str] = []
+        self._heard: dict[SiteName, int] = {}
+        self._at_head: dict[SiteName, float] = {}
         MemorySchedulerStore.__init__(self, clock=clock)
+
+    @property
+    def called_never(self) -> set[AttemptId]:
+        """Attempts of which it was ever said that they did not and would not start."""
+        return self._never
+
+    def at_head(self, site: SiteName) -> bool:
+        """It spoke, and had nothing more to say, since the planner in office took it."""
+        return site in self._at_head
+
+    def take_office(self, role: str) -> Leader:
+        if role == "planner":
+            # What was committed just now is heard by the process a moment later.
+            since_s = asyncio.get_running_loop().time() - HEARD_S
+            self._at_head = {site: at for site, at in self._at_head.items() if at >= since_s}
+        return super().take_office(role)
+
+    def _lane_rows(self) -> list[SiteRow]:
+        kept: dict[object, SiteRow] = vars(self).get("lane_sites", {})
+        return list(kept.values())
+
+    def _committed(self, changed: bool) -> None:
+        for row in self._lane_rows():
+            if row.heard > self._heard.get(row.site, 0) and row.at_head:
+                self._at_head[row.site] = asyncio.get_running_loop().time()
+            self._heard[row.site] = row.heard
+        if changed:
+            for job in self.jobs.values():
+                self._once(job.job, "survivor", job.survivor)
+                self._once(job.job, "delivered", job.delivered)
+            self._never |= {name for name, attempt in self.attempt_rows.items() if attempt.state in NEVER}
+
+    def _once(self, job: JobId, what: str, attempt: AttemptId | None) -> None:
+        if attempt is not None and (before := self._chosen.setdefault((job, what), attempt)) != attempt:
+            self._twice.append(f"{what} of {job} was {before} and is {attempt}")
+
+    @property
+    def chosen_twice(self) -> list[str]:
+        """Choices that are made once, and were made again."""
+        return self._twice
+
+    async def save_round(self, leader: Leader, row: RoundRow, placements: Sequence[Placement], told: Sequence[Told]) -> list[Change]:
+        changes = await super().save_round(leader, row, placements, told)
+        for change in changes:
+            if change.attempt is not None:
+                self._placed(change.attempt.record)
+        return changes
+
+
+# From a commit to the process that made it knowing of it.
+HEARD_S = 1.0
+NEVER = (AttemptState.REFUSED, AttemptState.WITHDRAWN, AttemptState.NOT_STARTED)
 
 
 class MeteringDisk(Networked, MemoryMetering):
@@ -174,8 +239,18 @@ class MeteringDisk(Networked, MemoryMetering):
 class SimJournal(SqliteJournal):
     """The agent's own journal on a database in memory that outlives the agent; its disk may be full."""
 
-    def __init__(self, connection: sqlite3.Connection, journal: JournalId, moments: Moments, full: Callable[[], bool]) -> None:
-        super().__init__(connection, _NO_THREAD, journal)
+    def __init__(
+        self,
+        connection: sqlite3.Connection,
+        journal: JournalId,
+        moments: Moments,
+        full: Callable[[], bool],
+        place: str,
+        pending: Pending | None,
+        bounds: Bounds,
+        clock: Clock,
+    ) -> None:
+        super().__init__(connection, _NO_THREAD, journal, place=place, pending=pending, bounds=bounds, clock=clock)
         self._moments, self._full = moments, full
 
     async def _on_disk(self, work: Callable[[], T]) -> T:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 from collections.abc import Collection, Sequence
+from functools import partial
 from pathlib import Path
 from random import Random
 
 from intertie.agent.core.devices import Pool, state_of
-from intertie.agent.journal import prepare
+from intertie.agent.journal import Bounds, Pending, prepare
+from intertie.agent.reopen import begin, recall_place, reopen
 from intertie.agent.site import Site
 from intertie.agent.transfer import Transfer
 from intertie.bus.memory import site_account
@@ -63,9 +65,13 @@ class Host:
         self.pool = pool_of(slots)
         self.clock, self.key, self.machine, self.rng, self.scale = clock, key, machine, rng, scale
         self.link = Link()
+        self.bounds = Bounds()
         self.disk_full = False
         self.database = sqlite3.connect(":memory:", isolation_level=None)
-        self.journal = prepare(self.database, Path(name), JournalId(f"jnl-{name}"))
+        self.place = f"{name}, first file"
+        """Host and file of the journal, as `place_of` tells them."""
+        self._last: tuple[JournalId | None, str] = (None, "")
+        """The note beside the file: whose journal it was, and where."""
         self.agent: Agent | None = None
         self.booted = 0
 
@@ -74,6 +80,26 @@ class Host:
         return self.clock.kernel_boot
 
     # --- its disk ---
+
+    @property
+    def journal(self) -> JournalId:
+        """Whose journal lies there now."""
+        return JournalId(self.database.execute("SELECT value FROM meta WHERE key = 'journal'").fetchone()[0])
+
+    def open_journal(self) -> Pending | None:
+        """As `SqliteJournal.open`: why it must be opened anew, if so."""
+        before, where = self._last
+        journal = prepare(self.database, Path(self.site), JournalId(mint("jnl")), "first" if before is None else "gone", before)
+        told = dict(self.database.execute("SELECT key, value FROM meta WHERE key IN ('place', 'opening', 'previous')").fetchall())
+        pending = None
+        if "opening" in told:
+            pending = Pending(told["opening"], JournalId(told["previous"]) if told["previous"] else None, where == self.place)
+        elif told["place"] != self.place:
+            pending = Pending("moved", journal)
+        if "place" not in told:
+            self.database.execute("INSERT INTO meta VALUES ('place', ?)", (self.place,))
+        self._last = (journal, self.place)
+        return pending
 
     def image(self) -> bytes:
         """The journal's file as it is on disk at this moment."""
@@ -97,7 +123,10 @@ class Agent:
 
     def __init__(self, host: Host, party: Party, bus: SimBus, joined: Joined, transfer: Transfer, moments: Moments, packs: Path) -> None:
         self.host, self.party, self.bus = host, party, bus
-        self.journal = SimJournal(host.database, host.journal, moments, lambda: host.disk_full)
+        pending = host.open_journal()
+        self.journal = SimJournal(
+            host.database, host.journal, moments, lambda: host.disk_full, host.place, pending, host.bounds, host.clock
+        )
         self.lanes: dict[Lane, SiteLane] = {}
         self.sequence = 0
         self.ready = False
@@ -133,7 +162,9 @@ class Agent:
                 known.wake()
 
     async def run(self) -> None:
+        await recall_place(self.site)
         await self.site.recover()
+        await begin(self.site)
         self.ready = True
         session = SessionId(mint("ses"))
         self.lanes = {lane: self._lane(lane, session) for lane in LANES}
@@ -156,6 +187,7 @@ class Agent:
             on_instructions=self._instructed if scheduler else None,
             on_settings=self._settings if scheduler else None,
             on_answer=self._answered if scheduler else None,
+            on_reopen=partial(reopen, self.site),
             running=self.site.running if scheduler else tuple,
             settings_revision=lambda: self.site.settings.revision if scheduler else 0,
             pace=pace_of(lane, self.site.settings.lane_beat_s),

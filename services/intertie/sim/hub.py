@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC
+from datetime import UTC, timedelta
 from typing import Any
 
 from intertie.bus import rpc
@@ -61,6 +61,14 @@ OPERATOR = Caller(claims_of("operator:op"), "t" * 32)
 
 
 @dataclass(frozen=True, slots=True)
+class Limits:
+    """What silence may do, and when: the lease of `rerun` work, and after how long an attempt is closed as lost; seconds."""
+
+    lease_s: int
+    lost_after_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Joined:
     """A site as registry and identity know it."""
 
@@ -70,10 +78,22 @@ class Joined:
     tenants: Sequence[TenantName]
 
 
-async def scheduler(store: SchedulerDisk, bus: Bus, clock: Clock, key: Key, scale: float) -> None:
-    """One copy of the scheduler, for ever."""
+async def scheduler(store: SchedulerDisk, bus: Bus, canary: Bus, clock: Clock, key: Key, scale: float, limits: Limits) -> None:
+    """One copy of the scheduler, for ever. `canary`: its second connection, in the canary's account."""
     tables = MemoryLaneTables(store)
-    parts = await wire(store, tables, bus, clock, key, lambda: "service:scheduler", zone=UTC, scale=scale)
+    parts = await wire(
+        store,
+        tables,
+        bus,
+        clock,
+        key,
+        lambda: "service:scheduler",
+        zone=UTC,
+        scale=scale,
+        canary=canary,
+        lease_s=limits.lease_s,
+        lost_after=timedelta(seconds=limits.lost_after_s),
+    )
     consumer = EventConsumer(
         bus, store, "scheduler", parts.knowledge.handlers(), snapshot=parts.knowledge.snapshots(), beat_s=scale, clock=clock
     )
@@ -163,6 +183,7 @@ def _site(one: Joined, at: Any) -> SiteRecord:
         hears_us=True,
         clock_offset_s=0.0,
         agent_version=VERSION,
+        self_stop=True,
         version=1,
     )
 

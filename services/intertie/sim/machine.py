@@ -50,10 +50,17 @@ class Process:
     """The supervisor's last sign of life, CLOCK_BOOTTIME."""
     lease: Deadline | None = None
     """As its supervisor read it last."""
+    stood_still: bool = False
+    """Its host was paused or asleep while it lived: what its supervisor was to do then it did later."""
 
     @property
     def live(self) -> bool:
         return self.ended_s is None
+
+    @property
+    def excused(self) -> bool:
+        """Nobody is there, or was there in time, to stop it when its lease ends: `rerun` promises one result, not one run (LINK D4)."""
+        return self.stood_still or self.supervisor.dead
 
 
 class Machine:
@@ -77,6 +84,8 @@ class Machine:
 
     def pause(self) -> None:
         """Everything on it stands still, and does not know."""
+        for process in self.live():
+            process.stood_still = True
         for party in self._parties():
             party.pause()
 

@@ -17,6 +17,8 @@ ENDLESS_S = 20_000.0
 MOST_FAULTS = 9
 # Share of runs in which two copies of the scheduler live.
 TWO_SCHEDULERS = 0.35
+# Share of work that asks to be run again when its site is silent.
+RERUN = 0.25
 # Share of sites whose work goes through a scheduler of their own.
 QUEUES = 0.2
 
@@ -32,6 +34,10 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
     outputs: bool = False
     wall_s: int = 600
     cancel_at: float | None = None
+    rerun: bool = False
+    """It asks to be run again elsewhere when its site is silent beyond its lease."""
+    pad_kib: int = 0
+    """Of comment in its script."""
 
 
 class LocalWork(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,6 +66,13 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     sites: list[int]
     queues: list[int] = []
     schedulers: int = 1
+    quotas: dict[str, int] = {}
+    """Tenant → slots at once that it may have; set at `quotas_at`, whatever it uses by then."""
+    quotas_at: float = 60.0
+    lease_s: int = 90
+    """Of work that asks to be run again; real ones are long, so that no restart of a hub stops work."""
+    lost_after_s: float = 7 * 86_400.0
+    """After this much more silence than a run could last, an attempt is closed as lost."""
     work: list[Work] = []
     local: list[LocalWork] = []
     faults: list[Fault] = []
@@ -107,6 +120,7 @@ def _work(rng: Random, largest: int) -> Work:
         code=rng.choice((0, 0, 0, 3)),
         outputs=rng.random() < 0.25,
         wall_s=rng.choice((600, 600, 600, 20)),
+        rerun=rng.random() < RERUN,
         cancel_at=at + rng.choice((rng.uniform(0, 1), rng.uniform(0, 3), rng.uniform(0, 60))) if rng.random() < 0.4 else None,
     )
 

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, MutableMapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import timedelta
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
@@ -19,19 +20,20 @@ from typing import Any
 import structlog
 
 from intertie.bus import rpc
+from intertie.bus.memory import site_account
 from intertie.contracts import endpoints
-from intertie.contracts.job import CancelJob, JobSpec, OnSilence, Resources, SubmitJob
+from intertie.contracts.job import AttemptRecord, CancelJob, JobSpec, OnSilence, Resources, SetQuota, SubmitJob
 from intertie.contracts.site import DeviceKind
 from intertie.contracts.usage import AgreeSpec, Price
 from intertie.errors import IntertieError, Refused, Stale, Unavailable
-from intertie.ids import Digest, JobId, TenantName, minting
+from intertie.ids import CANARY, Digest, JobId, SiteName, TenantName, minting
 from intertie.sim import checks, hub
-from intertie.sim.bus import Link, SimBroker, SimBus
-from intertie.sim.clock import HostClock
+from intertie.sim.bus import TELEMETRY, Link, SimBroker, SimBus
+from intertie.sim.clock import START, HostClock
 from intertie.sim.disk import MeteringDisk, Moments, Networked, SchedulerDisk, SimTransfer
 from intertie.sim.faults import FAULTS, strikes
 from intertie.sim.host import Agent, Host, joined_as
-from intertie.sim.loop import Party, Stuck, VirtualLoop
+from intertie.sim.loop import PARTY, Party, Stuck, VirtualLoop
 from intertie.sim.machine import Machine, Process
 from intertie.sim.scenario import Fault, LocalWork, Scenario, Work
 from intertie.trust.keys import Key
@@ -103,6 +105,8 @@ class World:
     """Works whose job, and cancel if any, were taken in."""
     stored: dict[Digest, int] = field(default_factory=dict)
     gateway_away: bool = False
+    sampled: dict[tuple[str, SiteName], float] = field(default_factory=dict)
+    """(party, site) → when a sample of that site last came to it."""
 
     def __post_init__(self) -> None:
         seed = self.scenario.seed
@@ -115,7 +119,7 @@ class World:
         self.links: dict[str, Link] = {}
         names = ["metering", *(f"scheduler-{n}" for n in range(self.scenario.schedulers))]
         self.clocks = {name: HostClock(self.loop, offset_s=chance.uniform(-2, 2), rate=1 + chance.uniform(-5e-4, 5e-4)) for name in names}
-        self.scheduler_disk = SchedulerDisk(self.moments, self.hub_clock)
+        self.scheduler_disk = SchedulerDisk(self.moments, self.hub_clock, self._placed)
         self.metering_disk = MeteringDisk(self.moments, self.hub_clock)
         self.hosts = {name: self._host(name, slots) for name, slots in zip(self._names(), self.scenario.sites, strict=True)}
         self.services: dict[str, Service] = {}
@@ -148,6 +152,14 @@ class World:
 
     def _message(self, party: str, subject: str, size: int) -> None:
         self._trace.update(f"{self.loop.time():.6f} {party} {subject} {size}".encode())
+        if subject.startswith(TELEMETRY):
+            self.sampled[(party, SiteName(subject.split(".")[4]))] = self.loop.time()
+
+    def _placed(self, record: AttemptRecord) -> None:
+        """In the name of the planner that decided it."""
+        at = self.sampled.get((PARTY.get().name, record.site))
+        for text in checks.at_placement(self, record, None if at is None else self.loop.time() - at):
+            self.wrong(text)
 
     def _began(self, machine: Machine, process: Process) -> None:
         """Invariants that speak of this instant are asked at this instant: a start is what can break them."""
@@ -272,15 +284,23 @@ class World:
                 provider="platform",
                 consumer="*",
                 currency="CNY",
+                effective_from=START - timedelta(days=1),
                 prices=[Price(kind=DeviceKind.SLOT, per_hour=checks.SLOT_HOUR)],
             )
             party.spawn(self._until_answered(bus, endpoints.AGREE_SPEC, agree, "operator:op"))
             for number, work in enumerate(self.scenario.work):
                 party.spawn(self._work(bus, number, work))
+            for tenant, slots in self.scenario.quotas.items():
+                party.spawn(self._quota(bus, TenantName(tenant), slots))
             for local in self.scenario.local:
                 self.loop.call_at(local.at, self._local, local, context=self.fate.context())
 
         party.context().run(begin)
+
+    async def _quota(self, bus: SimBus, tenant: TenantName, slots: int) -> None:
+        await asyncio.sleep(self.scenario.quotas_at)
+        await self._until_answered(bus, endpoints.SET_QUOTA, SetQuota(tenant=tenant, kind=DeviceKind.SLOT, limit=slots), "operator:op")
+        self.tell(f"{tenant} may have {slots} slots at once")
 
     async def _until_answered(self, bus: SimBus, endpoint: Any, request: Any, claims: str) -> Any:
         while True:
@@ -291,14 +311,16 @@ class World:
 
     async def _work(self, bus: SimBus, number: int, work: Work) -> None:
         await asyncio.sleep(work.at)
-        script = f"sleep {work.runs_s:.3f}\n" + ("echo 42 > answer.txt\n" if work.outputs else "") + f"exit {work.code}\n"
+        lines = [f"sleep {work.runs_s:.3f}", *(["echo 42 > answer.txt"] if work.outputs else []), f"exit {work.code}"]
+        script = "\n".join(lines) + "\n" + "# pad\n" * (work.pad_kib * 1024 // 6)
         spec = JobSpec(
             name=f"work-{number}",
             script=script,
             resources=Resources(slots=work.slots),
             wall_s=work.wall_s,
             outputs=["*.txt"] if work.outputs else [],
-            on_silence=OnSilence.WAIT,
+            on_silence=OnSilence.RERUN if work.rerun else OnSilence.WAIT,
+            restartable=work.rerun,
         )
         ask = SubmitJob(tenant=TenantName(work.tenant), spec=spec, client_key=f"key-{number}")
         claims = f"tenant_user:ann:{work.tenant}"
@@ -364,7 +386,9 @@ class World:
             self.wrong(text)
 
     def _scheduler(self, clock: HostClock, bus: SimBus) -> Coroutine[Any, Any, None]:
-        return hub.scheduler(self.scheduler_disk, bus, clock, self.key, SCALE)
+        canary = self.broker.connect(bus.party, bus.link, site_account(CANARY))
+        limits = hub.Limits(self.scenario.lease_s, self.scenario.lost_after_s)
+        return hub.scheduler(self.scheduler_disk, bus, canary, clock, self.key, SCALE, limits)
 
     def _strike(self, do: Callable[[World, Fault], None], fault: Fault, word: str) -> None:
         self.tell(f"{fault.what} of {fault.who} {word}")
