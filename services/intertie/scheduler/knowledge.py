@@ -79,7 +79,8 @@ class Knowledge:
     async def load(self) -> None:
         """What was known when this process stopped."""
         self._take(await self._store.known())
-        await self.read_grants()
+        # Nobody is told of them: who would be is not there yet.
+        self.grants = await self._store.grants()
 
     async def read_grants(self) -> None:
         """Those that this or another copy of the service has set."""
