@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
@@ -13,10 +14,13 @@ import pytest
 from nats.aio.client import Client
 from tests.conftest import new_short_folder
 
+from intertie.bus.nats import NatsBus
+from intertie.bus.port import StreamSpec
 from intertie.clock import SystemClock
 from intertie.embedded.hub import HubLayout, HubPorts, HubSettings, init_hub, running_hub_bus
 from intertie.embedded.nats import Nats
 from intertie.embedded.process import free_port
+from intertie.store import EVENTS
 from intertie.trust.keys import Key
 from intertie.trust.login import FileLogin, Login
 from intertie.trust.nats_jwt import inbox_of
@@ -53,6 +57,15 @@ class RunningHub:
         return await connect(self.layout.bus_url, FileLogin(self.layout.creds_file(name)))
 
 
+async def make_stream(layout: HubLayout, spec: StreamSpec = EVENTS) -> None:
+    """Identity's part, where no identity runs: nobody else may make the event stream."""
+    bus = await NatsBus.connect(layout.bus_url, name="identity", credentials=layout.creds_file("identity"))
+    try:
+        await bus.ensure_stream(spec)
+    finally:
+        await bus.close()
+
+
 @pytest.fixture(scope="session")
 def session_hub() -> Iterator[RunningHub]:
     """One operator-mode server of the session; name sites with `unique`, do not kill it."""
@@ -60,6 +73,7 @@ def session_hub() -> Iterator[RunningHub]:
     try:
         layout = new_hub(folder)
         with running_hub_bus(layout) as bus:
+            asyncio.run(make_stream(layout))
             yield RunningHub(layout, bus)
     finally:
         shutil.rmtree(folder, ignore_errors=True)

@@ -100,7 +100,7 @@ async def test_the_hubs_permissions_suffice_for_all_that_the_bus_does(operator_h
         return message.body
 
     try:
-        await bus.ensure_stream(StreamSpec(EVENT_STREAM, ["intertie.v1.evt.>"]))
+        assert (await bus.ensure_stream(StreamSpec(EVENT_STREAM, ["intertie.v1.evt.>"]))).name == EVENT_STREAM, "what is there, not made"
         await bus.ensure_stream(StreamSpec(TELEMETRY_STREAM, ["intertie.v1.tel.>"], memory=True, max_per_subject=1, max_age_s=60))
         assert isinstance(await bus.last_messages(TELEMETRY_STREAM, "intertie.v1.tel.gpu.>"), list)
         subject = f"intertie.v1.evt.scheduler.{unique}.changed._._"

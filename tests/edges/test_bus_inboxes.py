@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from nats.aio.msg import Msg
-from tests.edges.conftest import RunningHub, connect, new_hub
+from tests.edges.conftest import RunningHub, connect, make_stream, new_hub
 
 from intertie.bus.nats import NatsBus
 from intertie.bus.port import ConsumerSpec, Message, StreamSpec
@@ -119,7 +119,7 @@ async def test_each_way_of_being_answered_works_in_a_services_own_inbox(own_hub:
         assert (await scheduler.request(f"intertie.v1.qry.metering.{unique}", b"hello", timeout_s=5)).body == b"hello"
         await serving.close()
 
-        await scheduler.ensure_stream(StreamSpec(EVENT_STREAM, ["intertie.v1.evt.>"]))
+        await make_stream(own_hub.layout)
         await scheduler.ensure_stream(StreamSpec(TELEMETRY_STREAM, ["intertie.v1.tel.gpu.>"], memory=True, max_per_subject=1))
         subject = f"intertie.v1.evt.scheduler.job.changed.{unique}._"
         consumer = await scheduler.consume(ConsumerSpec(EVENT_STREAM, "scheduler", [subject]), take, dead)

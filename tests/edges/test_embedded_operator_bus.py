@@ -14,7 +14,7 @@ import nats
 import pytest
 from nats.aio.client import Client
 from nats.aio.msg import Msg
-from tests.edges.conftest import RunningHub, connect, new_hub
+from tests.edges.conftest import RunningHub, connect, make_stream, new_hub
 
 from intertie.bus.nats import NatsBus
 from intertie.bus.port import ConsumerSpec, Message, StreamSpec
@@ -401,8 +401,9 @@ async def _every_word(layout: HubLayout) -> None:
     async def dead(message: Message, error: BaseException, tries: int) -> None: ...
 
     try:
+        await make_stream(layout, StreamSpec(EVENT_STREAM, ["intertie.v1.evt.>"]))
+        await make_stream(layout, StreamSpec(EVENT_STREAM, ["intertie.v1.evt.>"], max_age_s=3600))
         await bus.ensure_stream(StreamSpec(EVENT_STREAM, ["intertie.v1.evt.>"]))
-        await bus.ensure_stream(StreamSpec(EVENT_STREAM, ["intertie.v1.evt.>"], max_age_s=3600))
         await bus.ensure_stream(StreamSpec(TELEMETRY_STREAM, ["intertie.v1.tel.gpu.>"], memory=True, max_per_subject=1))
         assert await bus.last_messages(TELEMETRY_STREAM, "intertie.v1.tel.gpu.*.*") == []
         consumer = await bus.consume(ConsumerSpec(EVENT_STREAM, "scheduler", ["intertie.v1.evt.>"]), take, dead)
@@ -416,19 +417,19 @@ async def _every_word(layout: HubLayout) -> None:
         await bus.close()
 
 
-async def test_a_stream_wiped_under_a_running_server_can_be_made_again_by_a_service(short_folder: Path) -> None:
+async def test_a_stream_wiped_under_a_running_server_can_be_made_again_by_identity(short_folder: Path) -> None:
     layout = await asyncio.to_thread(new_hub, short_folder)
     spec = StreamSpec(EVENT_STREAM, ["intertie.v1.evt.>"])
     with running_hub_bus(layout) as server:
-        bus = await NatsBus.connect([layout.bus_url], name="metering", credentials=layout.creds_file("metering"))
+        bus = await NatsBus.connect([layout.bus_url], name="identity", credentials=layout.creds_file("identity"))
         try:
             await bus.ensure_stream(spec)
-            await bus.append("intertie.v1.evt.metering.usage.recorded.t.s", b"one", message_id=new_event())
+            await bus.append("intertie.v1.evt.identity.tenant.changed.t.s", b"one", message_id=new_event())
             await asyncio.to_thread(shutil.rmtree, server.jetstream_folder / "jetstream")
             answer = await bus.request(f"$JS.API.STREAM.DELETE.{EVENT_STREAM}", b"", timeout_s=5)
             assert json.loads(answer.body)["type"] == "io.nats.jetstream.api.v1.stream_delete_response"
             assert (await bus.ensure_stream(spec)).messages == 0
-            await bus.append("intertie.v1.evt.metering.usage.recorded.t.s", b"two", message_id=new_event())
+            await bus.append("intertie.v1.evt.identity.tenant.changed.t.s", b"two", message_id=new_event())
         finally:
             await bus.close()
 

@@ -247,13 +247,10 @@ async def test_a_dump_restored_into_another_cluster_raises_the_epoch_by_itself(c
     db = await open_at(cluster.service())
     await db.migrate("intertie.store")
     await db.close()
-    dump = subprocess.run(
-        [cluster.server.binaries / "pg_dump", "-Fc", "-d", cluster.server.admin_url()], check=True, capture_output=True
-    ).stdout
+    dump = _run([cluster.server.binaries / "pg_dump", "-Fc", "-d", cluster.server.admin_url()])
     with running_postgres(cluster.folder / "second", fast=True) as second:
         second.provision([RolePassword(name, PASSWORD) for name in SERVICES])
-        command = [second.binaries / "pg_restore", "--clean", "--if-exists", "-d", second.admin_url()]
-        subprocess.run(command, input=dump, check=True)
+        _run([second.binaries / "pg_restore", "--clean", "--if-exists", "-d", second.admin_url()], dump)
         db = await open_at(second.url("scheduler"))
         try:
             await db.migrate("intertie.store")
@@ -266,6 +263,10 @@ async def test_a_dump_restored_into_another_cluster_raises_the_epoch_by_itself(c
             assert db.entered.number == before
         finally:
             await db.close()
+
+
+def _run(command: list[Path | str], given: bytes = b"") -> bytes:
+    return subprocess.run(command, input=given, check=True, capture_output=True).stdout
 
 
 async def test_a_promoted_standby_is_noticed_before_anything_is_written_there(cluster: Cluster) -> None:
@@ -307,7 +308,7 @@ def _standby(cluster: Cluster, port: int) -> Postgres:
     for part in ("pg", "run", "log"):
         (folder / part).mkdir(parents=True)
     owner = standby.account
-    command = [
+    command: list[Path | str] = [
         first.binaries / "pg_basebackup",
         "-D",
         standby.cluster,
@@ -340,5 +341,5 @@ def _standby(cluster: Cluster, port: int) -> Postgres:
 
 
 def _as_standby(standby: Postgres, sql: str) -> str:
-    command = [standby.binaries / "psql", "-X", "-q", "-A", "-t", "-d", standby.admin_url()]
-    return subprocess.run([*command, "-c", sql], check=False, capture_output=True, text=True).stdout.strip()
+    command: list[Path | str] = [standby.binaries / "psql", "-X", "-q", "-A", "-t", "-d", standby.admin_url(), "-c", sql]
+    return str(subprocess.run(command, check=False, capture_output=True, text=True).stdout).strip()

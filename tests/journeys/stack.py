@@ -55,12 +55,12 @@ class Site:
 class Stack:
     """Use through `running_stack()`."""
 
-    def __init__(self, folder: Path, layout: HubLayout) -> None:
+    def __init__(self, folder: Path, layout: HubLayout, *, copies: int = 1) -> None:
         self.folder = folder
         self.layout = layout
         self.said: list[str] = []
         # Tests kill on purpose and often: more ends in a row than a real hub would bear.
-        self.supervisor = HubSupervisor(layout, policy=RestartPolicy(most_s=1.0, limit=50), say=self.said.append)
+        self.supervisor = HubSupervisor(layout, policy=RestartPolicy(most_s=1.0, limit=50), say=self.said.append, copies=copies)
         self.sites: dict[str, Site] = {}
         self._watching: asyncio.Task[None] | None = None
         self.admin = Client(Login(url=layout.public_url))
@@ -276,14 +276,14 @@ def new_folder() -> Path:
 
 
 @contextlib.asynccontextmanager
-async def running_stack(*, extra: Callable[[Stack], Awaitable[None]] | None = None) -> AsyncIterator[Stack]:
+async def running_stack(*, extra: Callable[[Stack], Awaitable[None]] | None = None, copies: int = 1) -> AsyncIterator[Stack]:
     """A hub with tenant `acme`, a price list and no site yet; all of it gone afterwards."""
     folder = await asyncio.to_thread(new_folder)
     ports = HubPorts(bus=free_port(), database=free_port(), gateway=free_port())
     layout = await asyncio.to_thread(
         init_hub, folder / "hub", SystemClock().now(), settings=HubSettings(time_zone="Asia/Shanghai", ports=ports)
     )
-    stack = Stack(folder, layout)
+    stack = Stack(folder, layout, copies=copies)
     try:
         await stack.start()
         if extra is not None:

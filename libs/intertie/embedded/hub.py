@@ -123,8 +123,9 @@ class HubLayout:
     def creds_file(self, name: str) -> Path:
         return self.creds / f"{name}.creds"
 
-    def ready_file(self, service: str) -> Path:
-        return self.run / f"{service}.ready"
+    def ready_file(self, name: str) -> Path:
+        """`name`: a service's, or that of a further copy of it (`copy_name`)."""
+        return self.run / f"{name}.ready"
 
     def password_file(self, role: str) -> Path:
         return self.secrets / f"pg-{role}"
@@ -226,8 +227,16 @@ def read_settings(data: Path) -> HubSettings:
         raise Refused("hub.settings", f"{file} cannot be used: {err}", next_step=f"correct {file}") from err
 
 
-def environment(layout: HubLayout, service: str, extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The settings of one hub process, as the architecture page lists them. Secrets travel as file names, never as values."""
+def copy_name(service: str, copy: int) -> str:
+    """The name of a copy's process, log and marks: the first has the service's own."""
+    return service if copy == 1 else f"{service}-{copy}"
+
+
+def environment(layout: HubLayout, service: str, extra: Mapping[str, str] | None = None, *, copy: int = 1) -> dict[str, str]:
+    """The settings of one hub process, as the architecture page lists them. Secrets travel as file names, never as values.
+
+    copy: which of several; a further copy of the gateway listens at the next port, everything else of a copy is the same.
+    """
     found = {
         "PATH": os.environ.get("PATH", "/usr/bin:/bin"),
         "HOME": os.environ.get("HOME", "/"),
@@ -237,7 +246,7 @@ def environment(layout: HubLayout, service: str, extra: Mapping[str, str] | None
         "INTERTIE_KEY_FILE": str(layout.key_file(service)),
         "INTERTIE_KEYS_FILE": str(layout.public_keys),
         "INTERTIE_DATA_DIR": str(layout.data),
-        "INTERTIE_READY_FILE": str(layout.ready_file(service)),
+        "INTERTIE_READY_FILE": str(layout.ready_file(copy_name(service, copy))),
         "INTERTIE_TIME_ZONE": layout.settings.time_zone,
     }
     if service != "gateway":
@@ -253,7 +262,7 @@ def environment(layout: HubLayout, service: str, extra: Mapping[str, str] | None
     if service == "scheduler":
         found["INTERTIE_CANARY_CREDS"] = str(layout.creds_file("canary"))
     if service == "gateway":
-        found["INTERTIE_LISTEN"] = f"{layout.settings.gateway_host}:{layout.settings.ports.gateway}"
+        found["INTERTIE_LISTEN"] = f"{layout.settings.gateway_host}:{layout.settings.ports.gateway + copy - 1}"
     passed = ("INTERTIE_LOG_LEVEL", "INTERTIE_BEAT_S", "OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_TRACES_SAMPLER_ARG", "SSL_CERT_FILE")
     return {**found, **{name: os.environ[name] for name in passed if name in os.environ}, **(extra or {})}
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from intertie.clock import Clock, SystemClock
-from intertie.embedded.hub import HubLayout, environment
+from intertie.embedded.hub import HubLayout, copy_name, environment
 from intertie.embedded.nats import Nats
 from intertie.embedded.postgres import Postgres
 from intertie.embedded.process import Child, explain_end, require_free_port, start_child, stop_leftover
@@ -97,7 +97,8 @@ class HubSupervisor:
     """Use: `await start()`, then `await watch()` until cancelled, then `await stop()` (always; it also cleans up a start that failed).
 
     services: which, in starting order (the layout's). command: how to start one. extra_env: added to every service's environment.
-    say: hears one sentence for each thing that a person should know. fast: PostgreSQL without fsync.
+    say: hears one sentence for each thing that a person should know. fast: PostgreSQL without fsync. copies: how many processes of each
+    service; of what one at a time may do (planner, relay, chainer) they choose a leader, whose writes are fenced in the database.
     """
 
     def __init__(
@@ -111,6 +112,7 @@ class HubSupervisor:
         fast: bool = False,
         clock: Clock | None = None,
         say: Callable[[str], None] = lambda sentence: None,
+        copies: int = 1,
     ) -> None:
         self.layout = layout
         self.policy = policy or RestartPolicy()
@@ -121,14 +123,15 @@ class HubSupervisor:
         self._say = say
         self._lock: int | None = None
         # Servers block in their start; each part has at most one thread, plus one that stops.
-        self._threads = ThreadPoolExecutor(len(layout.services) + 3, thread_name_prefix="hub")
+        self._threads = ThreadPoolExecutor(len(layout.services) * copies + 3, thread_name_prefix="hub")
         self.postgres: Postgres = layout.postgres(fast=fast)
         self.bus: Nats = layout.bus()
         self._servers = [
             _Part("postgres", self._start_postgres, _at_once, signal.SIGINT, STOP_GRACE_S),
             _Part("nats", self.bus.start, _at_once, signal.SIGTERM, STOP_GRACE_S),
         ]
-        self._services = [self._service(name) for name in layout.services]
+        self._copies = copies
+        self._services = [self._service(name, copy) for copy in range(1, copies + 1) for name in layout.services]
 
     # --- life --------------------------------------------------------------------------------------------------------------------------
 
@@ -140,7 +143,8 @@ class HubSupervisor:
         gateway_host, gateway_port = self.layout.settings.gateway_host, self.layout.settings.ports.gateway
         if "gateway" in self.layout.services:
             # Asked before anything starts; gateway's own words would be at the end of a log.
-            require_free_port(gateway_host, gateway_port, "the gateway")
+            for copy in range(self._copies):
+                require_free_port(gateway_host, gateway_port + copy, "the gateway")
         await self._all(self._servers)
         await self._all(self._services)
         return self.started
@@ -185,8 +189,8 @@ class HubSupervisor:
             if part.child is not None:
                 child, part.child = part.child, None
                 await self._in_thread(lambda child=child, part=part: child.stop(part.grace_s, part.stop_signal))  # type: ignore[misc]  # bound now
-        for name in self.layout.services:
-            self.layout.ready_file(name).unlink(missing_ok=True)
+        for service in self._services:
+            self.layout.ready_file(service.name).unlink(missing_ok=True)
         self._threads.shutdown(wait=False)
         if self._lock is not None:
             os.close(self._lock)
@@ -245,17 +249,18 @@ class HubSupervisor:
                     part.child = None
                 part.starting = None
 
-    def _service(self, name: str) -> _Part:
+    def _service(self, service: str, copy: int) -> _Part:
+        name = copy_name(service, copy)
         mark = self.layout.ready_file(name)
 
         def start() -> Child:
             mark.unlink(missing_ok=True)
             return start_child(
                 name,
-                self._command(name),
+                self._command(service),
                 run_dir=self.layout.run,
                 log_dir=self.layout.log,
-                env=environment(self.layout, name, self._extra_env),
+                env=environment(self.layout, service, self._extra_env, copy=copy),
             )
 
         async def ready(child: Child) -> None:
@@ -263,7 +268,7 @@ class HubSupervisor:
                 async with asyncio.timeout(self.ready_timeout_s):
                     while _marked_pid(mark.read_bytes() if mark.exists() else b"") != child.pid:
                         if child.poll() is not None:
-                            port = self.layout.settings.ports.gateway if name == "gateway" else None
+                            port = self.layout.settings.ports.gateway + copy - 1 if service == "gateway" else None
                             raise explain_end(child, port=port, what=name)
                         await asyncio.sleep(POLL_S)
             except TimeoutError:
@@ -293,9 +298,11 @@ class HubSupervisor:
 
     def _stop_leftovers(self) -> None:
         """What an earlier supervisor left: services first, then the bus, then the database, as in any stop."""
-        for part in reversed(self._parts):
-            if stop_leftover(self.layout.run, part.name, grace_s=part.grace_s, stop_signal=part.stop_signal):
-                self._say(f"{part.name} was left running by an earlier run; it was stopped")
+        more = [file.stem for service in self.layout.services for file in sorted(self.layout.run.glob(f"{service}-[2-9].json"))]
+        known = [(part.name, part.grace_s, part.stop_signal) for part in reversed(self._parts)]
+        for name, grace_s, number in [*((name, STOP_GRACE_S, signal.SIGTERM) for name in more), *known]:
+            if stop_leftover(self.layout.run, name, grace_s=grace_s, stop_signal=number):
+                self._say(f"{name} was left running by an earlier run; it was stopped")
 
     def _take_lock(self) -> None:
         """One supervisor per folder; the kernel gives the lock back however it ends."""

@@ -131,11 +131,14 @@ def write_postgres_init(layout: HubLayout, folder: Path) -> None:
 
 @hub.command()
 @data_option
-def up(data: Path | None) -> None:
-    """Run database, bus and services in the foreground; Ctrl-C stops them in order."""
+@click.option(
+    "--copies", type=click.IntRange(1, 4), default=1, show_default=True, help="Processes of each service; one that ends is not missed."
+)
+def up(data: Path | None, copies: int) -> None:
+    """Run database, bus and services in the foreground; Ctrl-C stops them in order. A second gateway listens at the next port."""
     folder = data or default_data_dir()
     layout = init_hub(folder, SystemClock().now())
-    supervisor = HubSupervisor(layout, say=note)
+    supervisor = HubSupervisor(layout, say=note, copies=copies)
     sys.exit(asyncio.run(run_hub(supervisor)))
 
 
@@ -257,7 +260,8 @@ def status(data: Path | None, as_json: bool) -> None:
     """Which processes of this machine's hub run, and whether it answers. Leaves with 1 if something is down."""
     layout = open_hub(data or default_data_dir())
     parts = []
-    for name in ("postgres", "nats", *layout.services):
+    copies = sorted(file.stem for service in layout.services for file in layout.run.glob(f"{service}-[2-9].json"))
+    for name in ("postgres", "nats", *layout.services, *copies):
         record = read_record(layout.run, name)
         running = record is not None and is_running(record.identity)
         parts.append(PartStatus(name=name, pid=record.pid if record and running else None, running=running))

@@ -81,7 +81,9 @@ async def run(environ: Mapping[str, str]) -> int:
         held.push_async_callback(db.close)
         await db.migrate(PACKAGE)
         store = PgIdentityStore(db)
-        await ensure_operator(store, settings.data_dir, clock.now())
+        async with db.leading("bootstrap"):
+            # Of copies that start together one makes the first operator, whose token and file must be one.
+            await ensure_operator(store, settings.data_dir, clock.now())
         where = f"the bus at {', '.join(settings.bus_url)}"
         bus = await reach(where, lambda: NatsBus.connect(settings.bus_url, name="identity", credentials=settings.bus_creds))
         held.push_async_callback(bus.close)
