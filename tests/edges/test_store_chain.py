@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 
-import asyncpg
 import pytest
 from tests.conftest import PgDatabase
 from tests.edges.store_world import opened, until
@@ -13,7 +12,8 @@ from tests.edges.store_world import opened, until
 from intertie.contracts.audit import AuditAnchor, AuditChainQuery, AuditFinding, AuditHead, AuditLink
 from intertie.contracts.identity import AuditRow
 from intertie.errors import Conflict, Stale, Unavailable
-from intertie.store import Chainer, Database, MemoryChain, MemoryStore, PgChain, verify_chain
+from intertie.store import Chainer, Database, MemoryChain, MemoryStore, PgChain, Violated, verify_chain
+from intertie.store.migrate import load_migrations
 from intertie.trust.chain import sign_anchor
 from intertie.trust.keys import Key
 
@@ -235,10 +235,26 @@ async def test_a_superuser_who_moves_links_is_found(db: Database) -> None:
 async def test_nobody_changes_a_link_by_mistake(db: Database, statement: str) -> None:
     await act(db, "a")
     await chain_all(db)
-    with pytest.raises((asyncpg.PostgresError, Exception)) as error:
+    with pytest.raises(Violated) as error:
         async with db.transaction() as tx:
             await tx.run(statement)
-    assert "never changed" in str(error.value) or "audit_chain_append_only" in str(error.value)
+    assert error.value.constraint == "audit_chain_append_only"
+
+
+async def test_rows_from_before_the_chain_are_chained_at_its_first_run(db: Database) -> None:
+    """The migration is played again over a service that has a history."""
+    await act(db, "a", "b")
+    tables = "DROP TRIGGER audit_unchained ON audit; DROP TABLE audit_chain, audit_unchained; "
+    functions = "DROP FUNCTION audit_waits_for_its_link, audit_chain_is_append_only; "
+    migration = next(m for m in load_migrations("intertie.store") if m.name == "audit_chain")
+    async with db.transaction() as tx:
+        await tx.run(tables + functions + migration.sql)
+    before, _, waiting = await read(PgChain(db))
+    assert before == []
+    assert len(waiting) >= 2
+    head = await chain_all(db)
+    assert head.number == len(waiting)
+    assert await check(db, head) == []
 
 
 async def test_the_twin_has_the_same_chain() -> None:
