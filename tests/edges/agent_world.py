@@ -112,14 +112,16 @@ class Site:
     process: subprocess.Popen[bytes] | None = None
     logs: Path = field(default_factory=Path)
 
-    def start(self) -> None:
+    @property
+    def command(self) -> list[str]:
+        return [sys.executable, "-m", "intertie.agent", "run", "--data", str(self.folder.root)]
+
+    def start(self, command: Sequence[str] = ()) -> None:
         env = {"PATH": os.environ["PATH"], "INTERTIE_BEAT_S": "0.1"}
         with self.logs.open("ab") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "intertie.agent", "run", "--data", str(self.folder.root)], env=env, stdout=log, stderr=log, cwd="/"
-            )
+            self.process = subprocess.Popen(command or self.command, env=env, stdout=log, stderr=log, cwd="/")
 
-    def end(self, number: signal.Signals) -> int:
+    def end(self, number: int) -> int:
         assert self.process is not None
         self.process.send_signal(number)
         code = self.process.wait(20)

@@ -31,6 +31,8 @@ ALIVE_S = 10.0
 """After a host reboot the end of a run is the last sign of life, so this is the most that can be lost."""
 LEASE_S = 1.0
 """Between looks at a lease: what a stop can be late by, and a margin of the hub's counts."""
+DISK_S = 1.0
+"""Between tries to leave the exit record on a disk that refuses."""
 SWEEP_S = 0.05
 """While a job is being stopped: soon enough to be felt as at once, seldom enough to cost nothing."""
 FREEZE_ROUNDS = 200
@@ -270,8 +272,20 @@ class Supervisor:
         if self.cgroup:
             with contextlib.suppress(OSError):
                 os.rmdir(self.cgroup)
-        self.exit.publish(self.record(gone))
-        return 0
+        return self.tell_end(self.record(gone))
+
+    def tell_end(self, record: dict[str, object]) -> int:
+        """However long the disk refuses (read-only, a fault): nobody else saw this end. Only a folder that is gone has nobody to tell."""
+        while True:
+            try:
+                self.exit.publish(record)
+            except FileNotFoundError:
+                return EXIT_DISK
+            except OSError as err:
+                sys.stderr.write(f"exit.json: {err}" + "\n")
+                time.sleep(DISK_S)
+            else:
+                return 0
 
     def make_cgroup(self) -> None:
         """Its own cgroup if the spec names one and the kernel agrees; else the subreaper alone contains the job."""
