@@ -19,7 +19,8 @@ from tests.fakes.sites import World, a_site
 from intertie.agent.config import VERSION
 from intertie.agent.door import Door
 from intertie.contracts.base import decode
-from intertie.contracts.link import Lane, OfferRefused, Started
+from intertie.contracts.job import Cause
+from intertie.contracts.link import Ended, Lane, OfferRefused, Started
 from intertie.contracts.local import LocalJob, LocalJobs, LocalStatus
 from intertie.contracts.site import PoolInventory
 from intertie.errors import NotFound
@@ -168,6 +169,64 @@ async def test_status_speaks_the_reader_s_language(house: House) -> None:
     assert "works alone since" in (await house.local("status")).stdout
     assert "自治运行" in (await house.local("status", lang="zh_CN.UTF-8")).stdout
     assert json.loads((await house.local("status", "--json")).stdout)["site"] == "lab"
+
+
+async def test_the_owner_pauses_and_resumes_from_the_shell_in_either_language(house: House) -> None:
+    pressed = await house.local("pause", "--until", "2h", "--reason", "visitors")
+    assert pressed.returncode == 0 and "PAUSED" in pressed.stdout and "visitors" in pressed.stdout, pressed.stderr
+    await house.world.tell(house.world.offered(offer(devices=("slot-1",))))
+    assert (await house.world.first(OfferRefused)).code == "paused"
+    assert (await house.local("resume")).returncode == 0
+    assert "暂停" in (await house.local("pause", lang="zh_CN.UTF-8")).stdout
+    past = await house.local("pause", "--until", "2020-01-01")
+    assert past.returncode == 1 and "pause.past" in past.stderr and "next:" in past.stderr
+
+
+async def test_the_owner_takes_a_device_back_from_lent_work(house: House) -> None:
+    body = offer(script="sleep 60\n", devices=("slot-1",))
+    await house.world.run(body)
+    await house.world.first(Started)
+    done = await house.local("reclaim", body.attempt, "--reason", "a deadline here", "--grace", "1")
+    assert done.returncode == 0 and body.attempt in done.stdout, done.stderr
+    end = await house.world.first(Ended)
+    await house.world.site.idle()
+    assert (end.cause, house.world.site.books.holds.holder) == (Cause.PREEMPTED, {})
+    again = await house.local("reclaim", "att-none", "--reason", "no such thing")
+    assert again.returncode == 3 and "intertie local status" in again.stderr
+
+
+async def test_the_preview_is_shown_with_its_sums_and_says_why_there_is_no_amount(house: House) -> None:
+    empty = await house.local("statement")
+    assert empty.returncode == 0 and "no amount" in empty.stdout and "nothing was lent" in empty.stderr
+    body = offer(devices=("slot-1", "slot-2"))
+    await house.world.run(body)
+    await house.world.first(Ended)
+    await house.world.site.idle()
+    shown = await house.local("statement")
+    assert body.job in shown.stdout and "not told yet" in shown.stdout and "1 runs" in shown.stdout
+    assert "账单预览" in (await house.local("statement", lang="zh_CN.UTF-8")).stdout
+    assert (await house.local("statement", "--period", "yesterday")).returncode == 1
+
+
+CALL = """
+import socket, sys
+s = socket.socket(socket.AF_UNIX)
+s.connect(sys.argv[1])
+s.sendall(f"{sys.argv[2]} HTTP/1.1\\r\\nHost: x\\r\\nContent-Length: 2\\r\\nConnection: close\\r\\n\\r\\n{{}}".encode())
+print(s.recv(65536).decode())
+"""
+
+
+@root_only
+@pytest.mark.parametrize(
+    "what", ["POST /v1/pause", "POST /v1/resume", "POST /v1/lent/att-x/reclaim", "GET /v1/statement", "POST /v1/leave"]
+)
+async def test_what_concerns_the_whole_site_is_the_owner_s_alone(house: House, what: str) -> None:
+    """Also where the socket lets another account in."""
+    os.chmod(house.folder / "agent.sock", 0o666)
+    command = ["/usr/bin/python3", "-c", CALL, str(house.folder / "agent.sock"), what]
+    done = await asyncio.to_thread(subprocess.run, command, user=GUEST, cwd="/", capture_output=True, text=True, timeout=30)
+    assert "403" in done.stdout.splitlines()[0] and "agent.owner_only" in done.stdout, done.stdout + done.stderr
 
 
 @root_only

@@ -78,7 +78,7 @@ class Alone:
                 self._state.told(now)
                 self._dirty = True
         old = self._site.clock.boot_s() - self._written_s >= WRITE_EVERY_S
-        if self._dirty or (since is not None and old):
+        if self._dirty or (since is not None and (old or self._site.grants.refused)):
             refused, self._site.grants.refused = self._site.grants.refused, 0
             self._state.seen(now, refused)
             await self._site.journal.write(put_setting(KEY, encode(self._state.written).decode()))
