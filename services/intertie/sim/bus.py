@@ -28,6 +28,8 @@ class Link:
     doubled: float = 0.0
     late_s: float = 0.0
     reordered: bool = False
+    held_until: float = 0.0
+    """What comes in is kept on its way until then."""
     deaf: list[str] = field(default_factory=list)
     """Directions (`in`, `out`) that carry nothing, and nobody is told. Once for each fault that lasts."""
     cuts: int = 0
@@ -149,6 +151,8 @@ class SimBus(MemoryBus):
     def _later(self, direction: str, do: Callable[[], object]) -> None:
         loop, rng = asyncio.get_running_loop(), self._sim.rng
         due = loop.time() + NEAR_S + rng.random() * (FAR_S + self.link.late_s)
+        if direction == IN:
+            due = max(due, self.link.held_until)
         if not self.link.reordered:
             due = max(due, self._last_due[direction] + 1e-6)
             self._last_due[direction] = due

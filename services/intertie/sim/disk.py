@@ -24,7 +24,7 @@ from intertie.link.keeper import SiteRow
 from intertie.metering.memory import MemoryMetering
 from intertie.scheduler.core.rows import AttemptState, Change
 from intertie.scheduler.memory import MemorySchedulerStore
-from intertie.scheduler.store import Placement, RoundRow, Told
+from intertie.scheduler.store import Placement, RoundRow, Ruling, Told
 from intertie.sim.loop import PARTY, Party
 from intertie.store import Leader, MemoryStore
 from intertie.store.memory import MemoryOutbox
@@ -165,9 +165,11 @@ class SimOutbox(MemoryOutbox):
 class SchedulerDisk(Networked, MemorySchedulerStore):
     """PostgreSQL of the scheduler. What it has ever said is remembered beside it, for the invariants: a restore does not reach that."""
 
-    def __init__(self, moments: Moments, clock: Clock, placed: Callable[[AttemptRecord], None]) -> None:
-        """`placed` is told of each placement, in the name of whoever decided it."""
-        self._moments, self._held, self._placed = moments, {}, placed
+    def __init__(
+        self, moments: Moments, clock: Clock, placed: Callable[[AttemptRecord], None], ruled: Callable[[AttemptId, str], None]
+    ) -> None:
+        """`placed` is told of each placement, in the name of whoever decided it; `ruled` of each attempt that a rule moved, and by which."""
+        self._moments, self._held, self._placed, self._ruled = moments, {}, placed, ruled
         self._never: set[AttemptId] = set()
         self._chosen: dict[tuple[JobId, str], AttemptId] = {}
         self._twice: list[str] = []
@@ -205,6 +207,14 @@ class SchedulerDisk(Networked, MemorySchedulerStore):
                 self._once(job.job, "survivor", job.survivor)
                 self._once(job.job, "delivered", job.delivered)
             self._never |= {name for name, attempt in self.attempt_rows.items() if attempt.state in NEVER}
+
+    async def withdraw(self, leader: Leader, withdrawals: Sequence[Ruling]) -> list[Change]:
+        changes = await super().withdraw(leader, withdrawals)
+        for change in changes:
+            for told in change.story:
+                if change.attempt is not None and told.evidence:
+                    self._ruled(change.attempt.record.attempt, told.evidence)
+        return changes
 
     def _once(self, job: JobId, what: str, attempt: AttemptId | None) -> None:
         if attempt is not None and (before := self._chosen.setdefault((job, what), attempt)) != attempt:

@@ -20,18 +20,30 @@ Do = Callable[["World", Fault], None]
 
 def _cut(world: World, fault: Fault) -> None:
     world.link(fault.who).cut(1)
+    _only_scheduler(world, fault, 1)
 
 
 def _heal(world: World, fault: Fault) -> None:
     world.link(fault.who).cut(-1)
+    _only_scheduler(world, fault, -1)
+
+
+def _only_scheduler(world: World, fault: Fault, by: int) -> None:
+    """What strikes the only copy leaves nobody who hears."""
+    if fault.who.startswith("scheduler") and world.scenario.schedulers == 1:
+        world.cannot_hear(by)
 
 
 def _deaf(direction: str) -> tuple[Do, Do]:
     def begin(world: World, fault: Fault) -> None:
         world.link(fault.who).deaf.append(direction)
+        if direction == "in":
+            _only_scheduler(world, fault, 1)
 
     def end(world: World, fault: Fault) -> None:
         world.link(fault.who).deaf.remove(direction)
+        if direction == "in":
+            _only_scheduler(world, fault, -1)
 
     return begin, end
 
@@ -63,6 +75,10 @@ def _doubled(link: Link, size: float) -> None:
 def _reordered(link: Link, size: float) -> None:
     link.reordered = size > 0
     link.late_s = size
+
+
+def _hold(world: World, fault: Fault) -> None:
+    world.link(fault.who).held_until = world.loop.time() + fault.lasts
 
 
 def _crash(world: World, fault: Fault) -> None:
@@ -99,7 +115,10 @@ def _wrong_rtc(world: World, fault: Fault) -> None:
 def _suspend(by: int) -> Do:
     def do(world: World, fault: Fault) -> None:
         world.hosts[fault.who].clock.suspend(by)
-        (world.freeze if by > 0 else world.thaw)(fault.who)
+        if by > 0:
+            world.freeze(fault.who, clocks_too=False)
+        else:
+            world.thaw(fault.who)
 
     return do
 
@@ -107,7 +126,10 @@ def _suspend(by: int) -> Do:
 def _vm_pause(by: int) -> Do:
     def do(world: World, fault: Fault) -> None:
         world.hosts[fault.who].clock.stop(by)
-        (world.freeze if by > 0 else world.thaw)(fault.who)
+        if by > 0:
+            world.freeze(fault.who, clocks_too=True)
+        else:
+            world.thaw(fault.who)
 
     return do
 
@@ -153,6 +175,7 @@ def _bus(by: int) -> Do:
     def do(world: World, fault: Fault) -> None:
         for link in world.links.values():
             link.cut(by)
+        world.cannot_hear(by)
 
     return do
 
@@ -229,6 +252,7 @@ FAULTS: Mapping[str, tuple[Do, Do]] = {
     "slow": _worse(_slow),
     "doubled": _worse(_doubled),
     "reordered": _worse(_reordered),
+    "held_in": (_hold, lambda world, fault: None),
     "crash": (_crash, _nothing),
     "doom_before": _doom("before"),
     "doom_after": _doom("after"),

@@ -50,8 +50,8 @@ class Process:
     """The supervisor's last sign of life, CLOCK_BOOTTIME."""
     lease: Deadline | None = None
     """As its supervisor read it last."""
-    stood_still: bool = False
-    """Its host was paused or asleep while it lived: what its supervisor was to do then it did later."""
+    stopped: bool = False
+    """Its host was paused whole while it lived, clocks and all: nothing on it can know that its lease is over."""
 
     @property
     def live(self) -> bool:
@@ -60,7 +60,7 @@ class Process:
     @property
     def excused(self) -> bool:
         """Nobody is there, or was there in time, to stop it when its lease ends: `rerun` promises one result, not one run (LINK D4)."""
-        return self.stood_still or self.supervisor.dead
+        return self.stopped or self.supervisor.dead or self.supervisor.paused
 
 
 class Machine:
@@ -82,10 +82,10 @@ class Machine:
 
     # --- what can happen to it ---
 
-    def pause(self) -> None:
+    def pause(self, *, clocks_too: bool) -> None:
         """Everything on it stands still, and does not know."""
         for process in self.live():
-            process.stood_still = True
+            process.stopped = process.stopped or clocks_too
         for party in self._parties():
             party.pause()
 

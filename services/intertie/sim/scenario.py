@@ -157,6 +157,7 @@ _SHARES: dict[str, tuple[int, str]] = {
     "slow": (3, "any"),
     "doubled": (3, "any"),
     "reordered": (2, "any"),
+    "held_in": (2, "any"),
     "crash": (6, "any"),
     "doom_before": (4, "any"),
     "doom_after": (4, "any"),

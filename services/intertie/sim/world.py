@@ -26,7 +26,7 @@ from intertie.contracts.job import AttemptRecord, CancelJob, JobSpec, OnSilence,
 from intertie.contracts.site import DeviceKind
 from intertie.contracts.usage import AgreeSpec, Price
 from intertie.errors import IntertieError, Refused, Stale, Unavailable
-from intertie.ids import CANARY, Digest, JobId, SiteName, TenantName, minting
+from intertie.ids import CANARY, AttemptId, Digest, JobId, SiteName, TenantName, minting
 from intertie.sim import checks, hub
 from intertie.sim.bus import TELEMETRY, Link, SimBroker, SimBus
 from intertie.sim.clock import START, HostClock
@@ -103,6 +103,8 @@ class World:
     """Number of the work in the scenario → the job that it became."""
     asked: int = 0
     """Works whose job, and cancel if any, were taken in."""
+    deaf: int = 0
+    deaf_until: float = 0.0
     stored: dict[Digest, int] = field(default_factory=dict)
     gateway_away: bool = False
     sampled: dict[tuple[str, SiteName], float] = field(default_factory=dict)
@@ -119,7 +121,7 @@ class World:
         self.links: dict[str, Link] = {}
         names = ["metering", *(f"scheduler-{n}" for n in range(self.scenario.schedulers))]
         self.clocks = {name: HostClock(self.loop, offset_s=chance.uniform(-2, 2), rate=1 + chance.uniform(-5e-4, 5e-4)) for name in names}
-        self.scheduler_disk = SchedulerDisk(self.moments, self.hub_clock, self._placed)
+        self.scheduler_disk = SchedulerDisk(self.moments, self.hub_clock, self._placed, self._ruled)
         self.metering_disk = MeteringDisk(self.moments, self.hub_clock)
         self.hosts = {name: self._host(name, slots) for name, slots in zip(self._names(), self.scenario.sites, strict=True)}
         self.services: dict[str, Service] = {}
@@ -160,6 +162,19 @@ class World:
         at = self.sampled.get((PARTY.get().name, record.site))
         for text in checks.at_placement(self, record, None if at is None else self.loop.time() - at):
             self.wrong(text)
+
+    def _ruled(self, attempt: AttemptId, evidence: str) -> None:
+        """A rule has moved a job of a silent site."""
+        heard_again_s = self.loop.time() - self.deaf_until if not self.deaf else 0.0
+        if evidence == "rule if_site_silent=rerun" and heard_again_s < self.scenario.lease_s:
+            self.wrong(
+                f"invariant 5: {attempt} is placed again for its site's silence by a hub that could not hear {heard_again_s:.0f} s ago"
+            )
+
+    def cannot_hear(self, by: int) -> None:
+        """One fault more (1) or less (-1) in which no copy of the scheduler hears anybody."""
+        self.deaf += by
+        self.deaf_until = self.loop.time()
 
     def _began(self, machine: Machine, process: Process) -> None:
         """Invariants that speak of this instant are asked at this instant: a start is what can break them."""
@@ -251,9 +266,9 @@ class World:
     def resume(self, name: str) -> None:
         self._party(name).resume()
 
-    def freeze(self, name: str) -> None:
+    def freeze(self, name: str, *, clocks_too: bool) -> None:
         """The whole machine stands still, agent, supervisors and jobs alike."""
-        self.hosts[name].machine.pause()
+        self.hosts[name].machine.pause(clocks_too=clocks_too)
         self.pause(name)
 
     def thaw(self, name: str) -> None:
