@@ -61,14 +61,20 @@ HELD: Mapping[str, tuple[str, ...]] = {
     "054": (
         "core/test_link_site.py::test_silence_changes_nothing_but_itself",
         "edges/test_agent_process.py::test_with_hub_and_bus_gone_the_site_works_on_and_tells_it_all_afterwards",
+        "edges/test_agent_silence.py::test_with_the_hub_gone_leased_work_ends_and_waiting_work_goes_on",
+        "edges/test_agent_disks.py::test_a_machine_that_starts_with_no_network_at_all_works",
     ),
     "056": (
         "core/test_scheduler_core.py::test_an_end_leads_where_its_outcome_and_cause_say",
         "edges/test_agent_process.py::test_an_agent_killed_and_started_again_loses_no_exit_code",
+        "edges/test_agent_holding.py::test_an_end_that_nobody_told_is_told_by_an_agent_whose_journal_is_gone",
+        "adapters/test_adapter_port.py::test_what_was_prepared_is_found_until_it_is_trimmed_or_fenced",
         "edges/test_metering_link.py::test_br_056_a_lost_attempt_costs_nobody_and_what_comes_later_is_an_adjustment",
     ),
+    "058": ("edges/test_agent_holding.py::test_a_start_waits_until_those_that_it_comes_after_are_seen_gone",),
     "060": (
         "core/test_scheduler_core.py::test_repeats_and_late_entries_change_nothing",
+        "edges/test_agent_disks.py::test_work_offered_while_the_agent_stops_is_run_once_or_offered_again",
         "edges/test_agent_site.py::test_a_start_that_the_agent_could_not_write_down_is_found_and_told_once",
     ),
     "061": (
@@ -278,7 +284,7 @@ LATER: Mapping[str, Later] = {
     "050": Later("link", "A stop that stays without effect becomes an incident with the repeated stops of the link."),
     "053": Later("link", "A second attempt beside a silent one, and which of both survives, is the link's; a blip is held."),
     "054": Later("link", "The hub's own absence is judged by canary and office there; that nothing is ended is held."),
-    "058": Later("sites", "Leased nodes come with pools of machines."),
+    "058": Later("sites", "Leased nodes come with pools of machines; that nothing is free before its processes are gone is held."),
     "062": Later("sites", "Single nodes are excluded where a site has several; the retry budget is held."),
     "067": Later("sites", "A node that admits nothing is quarantined by the adapter that sees nodes; an empty pool is held."),
     "071": Later("planner", "Two who preempt one victim need the planner's own preemption; quotas cut below use are held."),

@@ -138,6 +138,7 @@ async def test_while_another_session_rules_what_has_its_go_waits(short_folder: P
 
 
 async def test_a_start_waits_until_those_that_it_comes_after_are_seen_gone(short_folder: Path) -> None:
+    """BR-058: told to end is not gone; what it holds is held until its last process is."""
     async with a_site(short_folder, pools=[pool(2)]) as world:
         first = offer(script="trap '' TERM\nwhile :; do sleep 0.1; done\n", devices=("slot-1", "slot-2"))
         await world.run(first)

@@ -96,6 +96,7 @@ async def test_an_agent_stopped_beyond_the_lease_finds_its_work_ended_and_the_pl
 
 
 async def test_with_the_hub_gone_leased_work_ends_and_waiting_work_goes_on(operator_hub: RunningHub, pair: tuple[Site, Scheduler]) -> None:
+    """BR-053, BR-054, at the site: an absent hub ends nothing but what asked for it, and that end is laid to the platform."""
     site, scheduler = pair
     async with running_keeper(operator_hub, scheduler):
         leased, waits = await both_run(site, scheduler)
