@@ -197,6 +197,7 @@ STEPS = [
 @settings(max_examples=300, deadline=None)
 @given(st.lists(st.sampled_from(STEPS), min_size=12, max_size=60))
 @example(["write", "exchange", "restore_keeper"])
+@example([*["write"] * 6, "exchange", "restore_keeper", *["exchange"] * 3, "restore_keeper"])
 @example(["write", "exchange", "restore_keeper", "move", "exchange"])
 @example(
     ["write", "exchange", "copy_keeper", "clone", "write", "exchange", "restore_keeper", "other", "exchange", "other", "die", "exchange"]

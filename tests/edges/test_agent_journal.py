@@ -548,7 +548,7 @@ async def test_what_nobody_has_is_named_under_the_site_s_key_once(journal: Sqlit
     await journal.renew(renewal("hub_restored", {Lane.SCHEDULER: Lost(None, 0)}))
     batch = await journal.batch(Lane.SCHEDULER, 0, 1 << 20)
     ranges = [(one.journal, one.first, one.last) for entry in batch.entries if b"lost_range" in entry for one in [decode(entry, LostRange)]]
-    assert ranges == [(old, 1, 6), (old, 3, 6)], "a hub that has nothing at all is told of the whole"
+    assert ranges == [(old, 1, 6), (old, 3, 6)], "a hub that has nothing at all is told of the whole, beside what it was told before"
 
 
 async def test_an_ending_names_its_last_segment_by_its_new_number(journal: SqliteJournal) -> None:

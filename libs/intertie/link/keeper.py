@@ -193,7 +193,7 @@ def judge(
             return _stands(LaneState.CONTESTED, taken, sync, received, why)
         found = _judge_content(taken, stored, sync, received, epoch, single, ends)
         # Who cannot be joined to what is here takes nothing over: the agent in charge goes on.
-        return found if found.state in HEARD else _stands(found.state, row, sync, received, found.why)
+        return found if found.state in HEARD else replace(found, row=_stands(found.state, row, sync, received, found.why).row)
     if row is not None and _contested(row.moves, received):
         return _stands(LaneState.CONTESTED, row, sync, received, "ten minutes after the last change of place this agent goes on")
     return _judge_content(row, stored, sync, received, epoch, single, ends)

@@ -50,8 +50,8 @@ GROUP = 512
 WAITING = 20_000
 # The chain is checked at open over this many of the newest entries: a long absence must not make a long start.
 CHECKED_ENTRIES = 200_000
-# Journals before this one that are named to keepers; a keeper that knows only older ones is a new one.
-KEPT_PAST = 8
+# Journals before this one that are named to keepers, of those that were told to forget something.
+KEPT_PAST = 32
 # Safe entries forgotten in one transaction to get below the bound of bytes: more would hold back those who wait.
 FORGOTTEN_AT_ONCE = 2_000
 # How often the time since an entry became safe is noted.
@@ -611,8 +611,10 @@ def _past(cursor: Cursor, lane: Lane, old: JournalId | None, renewal: Renewal) -
     """The journals before the new one, `old` the last of them, and the entries that nobody has."""
     if old is not None:
         base, digest = cursor.execute("SELECT base_seq, base_digest FROM lane WHERE name = ?", (lane.value,)).fetchone()
+        # A journal that forgot nothing need not be known: all of it is said again.
         number = cursor.execute("SELECT coalesce(max(number), 0) + 1 FROM past WHERE lane = ?", (lane.value,)).fetchone()[0]
-        cursor.execute("INSERT INTO past VALUES (?, ?, ?, ?, ?, 0)", (lane.value, number, old, base, digest))
+        if base > 0:
+            cursor.execute("INSERT INTO past VALUES (?, ?, ?, ?, ?, 0)", (lane.value, number, old, base, digest))
         cursor.execute("DELETE FROM past WHERE lane = ? AND number <= ?", (lane.value, number - KEPT_PAST))
     query = "SELECT number, journal, forgotten, digest, lost_from FROM past WHERE lane = ? ORDER BY number"
     rows = cursor.execute(query, (lane.value,)).fetchall()
@@ -623,7 +625,9 @@ def _past(cursor: Cursor, lane: Lane, old: JournalId | None, renewal: Renewal) -
         if named and forgotten >= start and not 0 < lost_from <= start:
             lost_from = start
             cursor.execute("UPDATE past SET lost_from = ? WHERE lane = ? AND number = ?", (start, lane.value, number))
-            ranges.append(_lost_range(2 + len(ranges), lane, JournalId(journal), start, forgotten, Digest(digest), renewal))
+        if lost is not None and lost_from > 0:
+            # Also what was named before: the entry that said so may be among what this keeper lacks.
+            ranges.append(_lost_range(2 + len(ranges), lane, JournalId(journal), lost_from, forgotten, Digest(digest), renewal))
         found.append(PastJournal(journal=JournalId(journal), forgotten_through=forgotten, digest=Digest(digest), lost_from=lost_from))
     return found, ranges
 
