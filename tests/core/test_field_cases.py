@@ -229,6 +229,7 @@ HELD: Mapping[str, tuple[str, ...]] = {
     ),
     "139": (
         "core/test_agent_core.py::test_an_attempt_has_one_anchor_and_the_last_segment_says_so",
+        "edges/test_agent_alone.py::test_a_running_attempt_is_cut_at_each_border_that_it_slept_over_and_each_period_is_counted",
         "core/test_link_clocks.py::test_a_step_of_the_wall_clock_voids_what_was_known",
         "core/test_link_keeper.py::test_the_keepers_estimate_of_a_clock_holds_the_true_offset",
         "edges/test_lane_keeper.py::test_a_clock_that_is_far_off_is_reported_by_the_heartbeat_lane",
