@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 
 import pytest
 from tests.conftest import PgDatabase
@@ -20,6 +21,7 @@ from intertie.contracts.job import (
     JobSpec,
     JobsQuery,
     JobState,
+    OnSilence,
     Rejection,
     SetQuota,
     SubmitJob,
@@ -27,8 +29,9 @@ from intertie.contracts.job import (
 )
 from intertie.contracts.link import Claimed, Ended, OfferRefused, SchedulerEntry, Started
 from intertie.contracts.site import DeviceKind
-from intertie.errors import Stale
+from intertie.errors import Refused, Stale
 from intertie.ids import (
+    AttemptId,
     DeviceId,
     Digest,
     EventId,
@@ -42,14 +45,25 @@ from intertie.ids import (
     new_job,
 )
 from intertie.planner import Decision
-from intertie.scheduler.core import life
+from intertie.scheduler.core import life, silence
 from intertie.scheduler.core.given import Fact
+from intertie.scheduler.core.grants import GRANTS_PER_SITE, Grant
 from intertie.scheduler.core.interpret import Source, interpret
 from intertie.scheduler.core.orders import Order
 from intertie.scheduler.core.rows import AttemptState, Change, File, Ignored, Job
 from intertie.scheduler.memory import MemorySchedulerStore
 from intertie.scheduler.pg import PgSchedulerStore, Q
-from intertie.scheduler.store import EVERYTHING, IDLE_ATTEMPTS_SHOWN, Placement, RoundRow, SchedulerStore, Submitted, Told, Withdrawal
+from intertie.scheduler.store import (
+    EVERYTHING,
+    IDLE_ATTEMPTS_SHOWN,
+    Placement,
+    RoundRow,
+    Ruling,
+    SchedulerStore,
+    Submitted,
+    Told,
+    Withdrawal,
+)
 from intertie.store import Database, Leader
 from intertie.store.checks import check_queries
 from intertie.trust.rights import Scope
@@ -80,8 +94,9 @@ async def store(request: pytest.FixtureRequest) -> AsyncIterator[SchedulerStore]
         yield found
 
 
-def a_job(key: str = "k1", tenant: TenantName = ACME, *, at: datetime = T0, restartable: bool = False) -> Job:
-    spec = JobSpec(name="one", script="true", env_names=["TOKEN"], restartable=restartable)
+def a_job(key: str = "k1", tenant: TenantName = ACME, *, at: datetime = T0, restartable: bool = False, rerun: bool = False) -> Job:
+    silent = OnSilence.RERUN if rerun else OnSilence.WAIT
+    spec = JobSpec(name="one", script="true", env_names=["TOKEN"], restartable=restartable or rerun, on_silence=silent)
     asked = SubmitJob(tenant=tenant, spec=spec, env={"TOKEN": "secret"}, client_key=key)
     return life.new_job(asked, new_job(), actor="ann", traceparent="", now=at)
 
@@ -90,19 +105,20 @@ async def submit(store: SchedulerStore, job: Job) -> Submitted:
     return await store.submit(job, {"TOKEN": "secret"}, life.submitted_line(job))
 
 
-def placement(job: Job, device: str = "slot-0", round_id: str = "round-1") -> Placement:
+def placement(job: Job, device: str = "slot-0", round_id: str = "round-1", lease_s: int = 0) -> Placement:
     decision = Decision(job.job, job.tenant, SITE, POOL, DeviceKind.SLOT, (DeviceId(device),), "u", None, 0, "it fits", ())
     attempt = new_attempt()
-    return Placement(job.job, lambda held: life.place(held, decision, attempt, round_id=RoundId(round_id), epoch=1, now=T0))
+    make = partial(life.place, decision=decision, attempt=attempt, round_id=RoundId(round_id), epoch=1, now=T0, lease_s=lease_s)
+    return Placement(job.job, make)
 
 
 def a_round(name: str = "round-1") -> RoundRow:
     return RoundRow(RoundId(name), T0, Digest("sha256:" + "0" * 64), 1, 0)
 
 
-async def place(store: SchedulerStore, job: Job, device: str = "slot-0", name: str = "round-1") -> Change:
+async def place(store: SchedulerStore, job: Job, device: str = "slot-0", name: str = "round-1", *, lease_s: int = 0) -> Change:
     async with store.leading("planner") as leader:
-        (change,) = await store.save_round(leader, a_round(name), [placement(job, device, name)], [])
+        (change,) = await store.save_round(leader, a_round(name), [placement(job, device, name, lease_s)], [])
     return change
 
 
@@ -127,8 +143,8 @@ class Site:
     def claimed(self) -> SchedulerEntry:
         return Claimed(**self._base(), devices=list(self.record.devices))  # type: ignore[arg-type]  # the fields above
 
-    def refused(self) -> SchedulerEntry:
-        return OfferRefused(**self._base(), code="device_busy", text="", fault=False)  # type: ignore[arg-type]  # as above
+    def refused(self, code: str = "device_busy", *, fault: bool = False) -> SchedulerEntry:
+        return OfferRefused(**self._base(), code=code, text="", fault=fault)  # type: ignore[arg-type]  # as above
 
     def started(self) -> SchedulerEntry:
         return Started(**self._base(), started=T0, devices=[], native_id="7", account="u")  # type: ignore[arg-type]  # as above
@@ -448,6 +464,147 @@ async def test_settings_get_a_revision_per_content_and_two_copies_never_take_tur
     # What the same knowledge says for a minute is a changed configuration.
     later = await store.settings_revision(SITE, Digest("e"), 9, T0 + timedelta(seconds=130))
     assert later is not None and (later.number, later.at) == (5, T0 + timedelta(seconds=130))
+
+
+# --- ways out ------------------------------------------------------------------------------------------------------------------------------------
+
+
+async def running_lease(store: SchedulerStore) -> tuple[Job, AttemptId]:
+    """A running attempt of a job that asked to be run again."""
+    job = a_job("rerun", rerun=True)
+    await submit(store, job)
+    change = await place(store, job, "slot-0", lease_s=1_800)
+    assert change.attempt is not None
+    site = Site(change)
+    await tell(store, site.claimed())
+    await tell(store, site.started())
+    return job, change.attempt.record.attempt
+
+
+async def rule(store: SchedulerStore, ruling: Ruling) -> list[Change]:
+    async with store.leading("planner") as leader:
+        return await store.withdraw(leader, [ruling])
+
+
+async def test_a_replaced_attempt_holds_its_devices_and_its_job_may_be_placed_again(store: SchedulerStore) -> None:
+    job, first = await running_lease(store)
+    (replaced,) = await rule(store, Ruling(job.job, lambda file: silence.replace_silent(file, silent_s=2e3, lease_s=1_800, now=T0), first))
+    assert replaced.attempt is not None and (replaced.attempt.live, replaced.attempt.holding) == (False, True)
+    given = await store.load_round({})
+    assert [(a.record.attempt, a.live, a.holding, a.lease_s) for a in given.live] == [(first, False, True, 1_800)]
+    assert [o.order for o in await store.orders(SITE, NO_MARK)] == [Order.STOP]
+    async with store.leading("planner") as leader:
+        assert await store.save_round(leader, a_round("round-2"), [placement(job, "slot-0", "round-2")], []) == [], "it has a holder still"
+    second = await place(store, job, "slot-1", "round-3")
+    view = await store.view(job.job, EVERYTHING)
+    assert view is not None and second.attempt is not None
+    assert [a.replaced_by for a in view.attempts] == [second.attempt.record.attempt, None]
+
+
+async def test_a_ruling_of_who_lost_office_is_not_written(store: SchedulerStore) -> None:
+    job, first = await running_lease(store)
+    ruling = Ruling(job.job, lambda file: silence.promise(file, since=T0, lost_after=timedelta(days=7), now=T0), first)
+    async with store.leading("planner") as before:
+        pass
+    async with store.leading("planner"):
+        with pytest.raises(Stale):
+            await store.withdraw(before, [ruling])
+    (change,) = await rule(store, ruling)
+    assert change.attempt is not None and change.attempt.record.lost_by is not None
+    assert await rule(store, ruling) == [], "another leader finds the promise given"
+
+
+async def test_a_lost_attempt_counts_its_devices_until_its_site_speaks(store: SchedulerStore) -> None:
+    job, first = await running_lease(store)
+    closed = await store.change_attempt(
+        first,
+        EVERYTHING,
+        lambda file: silence.close(file, actor="op", reason="gone", site_gone=False, now=T0),
+        actor="op",
+        action="attempt.close",
+        reason="gone",
+    )
+    assert isinstance(closed, Change) and closed.job.state is JobState.LOST
+    assert [a.record.state for a in (await store.load_round({})).live] == ["lost"]
+    async with store.transaction() as tx:
+        assert await store.open_at(tx, SITE) == [first]
+    assert (await store.read_audit(AuditQuery()))[0].action == "attempt.close"
+    (freed,) = await rule(store, Ruling(job.job, partial(silence.gone, actor="site", why="not held", evidence="entry", now=T0), first))
+    assert freed.incident is not None
+    assert list((await store.load_round({})).live) == []
+    view = await store.view(job.job, EVERYTHING)
+    assert view is not None and (view.job.state, view.attempts[0].refined) == (JobState.LOST, True)
+
+
+def _written(fields: dict[str, AttemptId], file: File | None) -> Change:
+    assert file is not None
+    return Change(file, replace(file.job, version=file.job.version + 1, **fields), None, "t", "t", T0)  # type: ignore[arg-type]  # two fields
+
+
+async def test_a_survivor_and_a_delivery_are_written_once(store: SchedulerStore) -> None:
+    job, first = await running_lease(store)
+
+    async def write(**fields: AttemptId) -> None:
+        async with store.transaction() as tx:
+            await store.apply(tx, first, partial(_written, fields))
+
+    await write(survivor=first)
+    await write(delivered=first)
+    for other in ({"survivor": new_attempt()}, {"delivered": new_attempt()}):
+        with pytest.raises(Stale):
+            await write(**other)
+    view = await store.view(job.job, EVERYTHING)
+    assert view is not None and (view.job.survivor, view.job.delivered) == (first, first)
+
+
+async def test_a_job_keeps_away_from_a_site_ever_longer_and_forgets_it_with_a_start(store: SchedulerStore) -> None:
+    job = a_job("avoids")
+    await submit(store, job)
+    waits = []
+    for number in range(3):
+        change = await place(store, job, "slot-0", f"round-{number}")
+        await tell(store, Site(change).refused("fetch_failed", fault=True))
+        (back,) = (await store.load_round({})).avoided[job.job]
+        waits.append((back.site, (back.until - T0).total_seconds()))
+    assert waits == [(SITE, 10.0), (SITE, 20.0), (SITE, 40.0)]
+    busy = await place(store, job, "slot-0", "round-8")
+    await tell(store, Site(busy).refused())
+    assert [b.faults for b in (await store.load_round({})).avoided[job.job]] == [3], "an honest refusal costs nothing"
+    last = await place(store, job, "slot-0", "round-9")
+    await tell(store, Site(last).started())
+    assert (await store.load_round({})).avoided == {}
+
+
+async def test_grants_are_numbered_bounded_and_make_room_when_they_end(store: SchedulerStore) -> None:
+    def a_grant(tenant: str, devices: int = 2, days: int = 30) -> Grant:
+        return Grant(TenantName(tenant), SITE, DeviceKind.SLOT, devices, None, T0 + timedelta(days=days), "op", 0)
+
+    for number in range(GRANTS_PER_SITE):
+        await store.set_grant(a_grant(f"t{number}", days=1 if number == 0 else 30), now=T0)
+    with pytest.raises(Refused) as refused_:
+        await store.set_grant(a_grant("more"), now=T0)
+    assert refused_.value.code == "scheduler.too_many_grants"
+    await store.set_grant(a_grant("t1", devices=0), now=T0)
+    await store.set_grant(a_grant("more"), now=T0)
+    await store.set_grant(a_grant("later"), now=T0 + timedelta(days=2))
+    held = {g.tenant: (g.devices, g.revision) for g in await store.grants()}
+    assert (held[TenantName("t0")], held[TenantName("t1")], held[TenantName("more")]) == ((0, 2), (0, 2), (2, 1))
+    assert len((await store.load_round({})).grants) == GRANTS_PER_SITE + 2
+
+
+async def test_a_job_known_elsewhere_first_is_taken_up_and_gives_way_to_a_key_used_again(store: SchedulerStore) -> None:
+    """LINK D3: the client's retry made another job meanwhile; both are there, neither hides the other."""
+    retry, lost_one = a_job("k1"), a_job("k1")
+    await submit(store, retry)
+    told = life.submitted_line(lost_one)
+    async with store.transaction() as tx:
+        outcome = await store.take_up(tx, lost_one, told, lambda file: Ignored(f"{file.job.client_key}"))
+    assert outcome == Ignored(f"adopted:{lost_one.job}")
+    async with store.transaction() as tx:
+        again = await store.take_up(tx, lost_one, told, lambda file: Ignored(f"{file.job.state} {file.job.epoch}"))
+    assert again == Ignored("queued 1")
+    assert len(await store.story(lost_one.job, EVERYTHING)) == 1
+    assert (await store.by_key(ACME, "k1")) is not None
 
 
 async def test_attempts_are_given_out_by_pages(store: SchedulerStore) -> None:

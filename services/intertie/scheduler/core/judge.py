@@ -90,7 +90,8 @@ def _rulings(
     record, site = attempt.record, attempt.record.site
     row = hearing.row(site)
     elsewhere = row is not None and attempt.journal is not None and row.journal != attempt.journal
-    if row is not None and hearing.caught_up(site) and row.running is not None and not elsewhere:
+    speaks = hearing.caught_up(site) and hearing.silent_since(site, now_s) is None
+    if row is not None and speaks and row.running is not None and not elsewhere:
         if record.attempt in row.running:
             roll.missing.pop(record.attempt, None)
             if record.lost_by is not None and attempt.open:
@@ -107,13 +108,13 @@ def _rulings(
         yield partial(silence.replace_silent, silent_s=silent_s, lease_s=lease_s, now=now)
     elif record.lost_by is None and (since := hearing.silent_since(site, now_s)) is not None:
         yield partial(silence.promise, since=since, lost_after=limits.lost_after, now=now)
-    elif record.lost_by is not None and now >= record.lost_by and (silent_s > hearing.silent_s or (elsewhere and hearing.caught_up(site))):
+    elif record.lost_by is not None and now >= record.lost_by and (silent_s > hearing.silent_s or (elsewhere and speaks)):
         yield partial(silence.lose, now=now)
 
 
 def _incidents(attempt: Attempt, hearing: Hearing, roll: Roll, limits: Limits, now_s: float) -> Iterator[ReportIncident]:
     record, site = attempt.record, attempt.record.site
-    if attempt.stop_answer == "stopping" and attempt.open and hearing.caught_up(site):
+    if attempt.stop_answer == "stopping" and attempt.open and hearing.caught_up(site) and hearing.silent_since(site, now_s) is None:
         since_s = roll.stopping.setdefault(record.attempt, now_s)
         if now_s - since_s > limits.stop_effect_s:
             yield _not_effective(attempt, now_s - since_s)
