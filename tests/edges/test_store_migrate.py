@@ -12,8 +12,10 @@ from tests.conftest import PgDatabase
 
 from intertie.errors import Refused
 from intertie.store import Database, Violated
+from intertie.store.migrate import load_migrations
 
 FIRST = "CREATE TABLE thing (id text PRIMARY KEY);"
+COMMON = [str(migration) for migration in load_migrations("intertie.store")]
 SECOND = "ALTER TABLE thing ADD COLUMN n bigint NOT NULL DEFAULT 1;"
 
 Write = Callable[[Mapping[str, str]], str]
@@ -54,7 +56,7 @@ async def columns(db: Database) -> set[str]:
 
 async def test_the_common_tables_come_first_then_the_packages_own_and_nothing_twice(db: Database, package: Write) -> None:
     name = package({"0001_first.sql": FIRST})
-    assert await db.migrate(name) == ["intertie.store/migrations/0001_common", f"{name}/migrations/0001_first"]
+    assert await db.migrate(name) == [*COMMON, f"{name}/migrations/0001_first"]
     assert await db.migrate(name) == []
     package({"0002_second.sql": SECOND})
     assert await db.migrate(name) == [f"{name}/migrations/0002_second"]
@@ -91,7 +93,7 @@ async def test_replicas_that_start_together_migrate_once(pg: PgDatabase, package
     finally:
         for replica in replicas:
             await replica.close()
-    assert sorted(len(names) for names in done) == [0, 0, 0, 3]
+    assert sorted(len(names) for names in done) == [0, 0, 0, len(COMMON) + 2]
 
 
 async def test_a_drop_waits_for_the_end_of_the_code_before(db: Database, package: Write) -> None:

@@ -24,7 +24,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import msgspec
 
-from intertie.embedded.nats import Nats, OperatorMode, bus_account, reachable, write_config
+from intertie.embedded.nats import Cluster, Nats, OperatorMode, bus_account, reachable, write_config
 from intertie.embedded.postgres import DATABASE, HOST, Postgres, RolePassword, database_account
 from intertie.embedded.process import Account, private_folder, write_private
 from intertie.errors import Refused
@@ -48,6 +48,10 @@ class HubPorts(msgspec.Struct, frozen=True, kw_only=True):
             raise Refused("hub.ports", f"ports must be three different numbers of 1 to 65535, not {ports}")
 
 
+# Where a node of the bus listens for the others: its clients' port and this.
+ROUTE_OFFSET = 2_000
+
+
 class HubSettings(msgspec.Struct, frozen=True, kw_only=True):
     """`hub.toml`: what `hub init` decided."""
 
@@ -61,9 +65,17 @@ class HubSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The gateway as sites and people reach it; empty: by its host and port."""
     bus_public_urls: tuple[str, ...] = ()
     """The bus as sites reach it; empty: by its host and port."""
+    bus_nodes: int = 1
+    """1, or 3 for a cluster that survives the loss of any one node. On one machine they listen at consecutive ports, their routes 2000 above."""
+    bus_hosts: tuple[str, ...] = ()
+    """Where each node is a machine (or container) of its own: their names; ports are then the same on each."""
     ports: HubPorts = HubPorts()
 
     def __post_init__(self) -> None:
+        if self.bus_nodes not in (1, 3) or (self.bus_hosts and len(self.bus_hosts) < self.bus_nodes):
+            raise Refused("hub.bus_nodes", f"a bus has 1 or 3 nodes, each with its host, not {self.bus_nodes} on {list(self.bus_hosts)}")
+        if self.ports.bus + ROUTE_OFFSET + self.bus_nodes > 65_536:
+            raise Refused("hub.ports", f"the routes of a bus at port {self.ports.bus} would lie above 65535")
         try:
             ZoneInfo(self.time_zone)
         except (ZoneInfoNotFoundError, ValueError, OSError) as err:
@@ -138,22 +150,50 @@ class HubLayout:
         return f"nats://{reachable(self.settings.bus_host)}:{self.settings.ports.bus}"
 
     @property
+    def bus_urls(self) -> tuple[str, ...]:
+        """Every node, as the hub's own processes reach them."""
+        return tuple(f"nats://{self._bus_host(node)}:{self._bus_port(node)}" for node in self.bus_nodes)
+
+    @property
+    def bus_nodes(self) -> range:
+        return range(1, self.settings.bus_nodes + 1)
+
+    def _bus_host(self, node: int) -> str:
+        hosts = self.settings.bus_hosts
+        return hosts[node - 1] if hosts else reachable(self.settings.bus_host)
+
+    def _bus_port(self, node: int) -> int:
+        return self.settings.ports.bus + (0 if self.settings.bus_hosts else node - 1)
+
+    def nats_folder(self, node: int) -> Path:
+        """A node's configuration, accounts and streams; the first one's preload file is every node's."""
+        return self.nats if node == 1 else self.data / f"nats-{node}"
+
+    def cluster(self, node: int) -> Cluster | None:
+        """A node's place among the others; None for a bus of one."""
+        if self.settings.bus_nodes == 1:
+            return None
+        routes = tuple(f"{self._bus_host(each)}:{self._bus_port(each) + ROUTE_OFFSET}" for each in self.bus_nodes)
+        return Cluster(node, self.settings.bus_host, self._bus_port(node) + ROUTE_OFFSET, routes)
+
+    @property
     def public_url(self) -> str:
         return self.settings.public_url or f"http://{reachable(self.settings.gateway_host)}:{self.settings.ports.gateway}"
 
     @property
     def bus_public_urls(self) -> tuple[str, ...]:
-        return self.settings.bus_public_urls or (self.bus_url,)
+        return self.settings.bus_public_urls or self.bus_urls
 
-    def bus(self) -> Nats:
-        """The hub's nats-server, not started."""
+    def bus(self, node: int = 1) -> Nats:
+        """The hub's nats-server (or a further node of it), not started."""
         return Nats(
-            self.nats / "nats.conf",
+            self.nats_folder(node) / "nats.conf",
             run_dir=self.run,
             log_dir=self.log,
             host=self.settings.bus_host,
-            port=self.settings.ports.bus,
+            port=self._bus_port(node),
             account=bus_account(),
+            name=copy_name("nats", node),
         )
 
     def postgres(self, *, fast: bool = False) -> Postgres:
@@ -241,7 +281,7 @@ def environment(layout: HubLayout, service: str, extra: Mapping[str, str] | None
         "PATH": os.environ.get("PATH", "/usr/bin:/bin"),
         "HOME": os.environ.get("HOME", "/"),
         "LANG": "C.UTF-8",
-        "INTERTIE_BUS_URL": layout.bus_url,
+        "INTERTIE_BUS_URL": ",".join(layout.bus_urls),
         "INTERTIE_BUS_CREDS": str(layout.creds_file(service)),
         "INTERTIE_KEY_FILE": str(layout.key_file(service)),
         "INTERTIE_KEYS_FILE": str(layout.public_keys),
@@ -256,6 +296,7 @@ def environment(layout: HubLayout, service: str, extra: Mapping[str, str] | None
         found["INTERTIE_PUBLIC_URL"] = layout.public_url
     if service == "identity":
         found["INTERTIE_BUS_PUBLIC_URLS"] = ",".join(layout.bus_public_urls)
+        found["INTERTIE_BUS_REPLICAS"] = str(layout.settings.bus_nodes if layout.settings.bus_nodes > 1 else 0)
         found["INTERTIE_OPERATOR_DIR"] = str(layout.keys)
         found["INTERTIE_ACCOUNTS_FILE"] = str(layout.nats / "preload.conf")
         found["INTERTIE_SYSTEM_CREDS"] = str(layout.creds_file("system"))
@@ -263,7 +304,7 @@ def environment(layout: HubLayout, service: str, extra: Mapping[str, str] | None
         found["INTERTIE_CANARY_CREDS"] = str(layout.creds_file("canary"))
     if service == "gateway":
         found["INTERTIE_LISTEN"] = f"{layout.settings.gateway_host}:{layout.settings.ports.gateway + copy - 1}"
-    passed = ("INTERTIE_LOG_LEVEL", "INTERTIE_BEAT_S", "OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_TRACES_SAMPLER_ARG", "SSL_CERT_FILE")
+    passed = ("INTERTIE_LOG_LEVEL", "INTERTIE_BEAT_S", "INTERTIE_ANCHOR_S", "INTERTIE_DRILL_MAX_AGE_DAYS", "OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_TRACES_SAMPLER_ARG", "SSL_CERT_FILE")
     return {**found, **{name: os.environ[name] for name in passed if name in os.environ}, **(extra or {})}
 
 
@@ -316,22 +357,26 @@ def _write_bus(layout: HubLayout, now: datetime) -> None:
     write_creds("system", nats_jwt.system_user(system, user.public, now), user)
     user = Key.new("U")
     write_creds("canary", nats_jwt.canary_user(canary, user.public, now), user)
-    write_config(
-        layout.nats,
-        host=layout.settings.bus_host,
-        port=layout.settings.ports.bus,
-        operator=OperatorMode(
-            operator_jwt=nats_jwt.operator(operator, system.public, now, layout.settings.title),
-            system_account=system.public,
-            preload={
-                system.public: nats_jwt.system_account(operator, system.public, now),
-                hub.public: nats_jwt.hub_account(operator, hub.public, now),
-                canary.public: nats_jwt.canary_account(operator, canary.public, hub.public, now),
-            },
-        ),
-        account=bus_account(),
-        name=layout.settings.title,
+    mode = OperatorMode(
+        operator_jwt=nats_jwt.operator(operator, system.public, now, layout.settings.title),
+        system_account=system.public,
+        preload={
+            system.public: nats_jwt.system_account(operator, system.public, now),
+            hub.public: nats_jwt.hub_account(operator, hub.public, now),
+            canary.public: nats_jwt.canary_account(operator, canary.public, hub.public, now),
+        },
     )
+    for node in layout.bus_nodes:
+        write_config(
+            layout.nats_folder(node),
+            host=layout.settings.bus_host,
+            port=layout.bus(node).port,
+            operator=mode,
+            account=bus_account(),
+            name=layout.settings.title,
+            cluster=layout.cluster(node),
+            preload="./preload.conf" if node == 1 else "../nats/preload.conf",
+        )
 
 
 def _require_enterable(folder: Path, account: Account) -> None:
