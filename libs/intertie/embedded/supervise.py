@@ -123,12 +123,13 @@ class HubSupervisor:
         self._say = say
         self._lock: int | None = None
         # Servers block in their start; each part has at most one thread, plus one that stops.
-        self._threads = ThreadPoolExecutor(len(layout.services) * copies + 3, thread_name_prefix="hub")
+        self._threads = ThreadPoolExecutor(len(layout.services) * copies + 3 + layout.settings.bus_nodes, thread_name_prefix="hub")
         self.postgres: Postgres = layout.postgres(fast=fast)
         self.bus: Nats = layout.bus()
+        self.bus_nodes = [self.bus, *(layout.bus(node) for node in layout.bus_nodes[1:])]
         self._servers = [
             _Part("postgres", self._start_postgres, _at_once, signal.SIGINT, STOP_GRACE_S),
-            _Part("nats", self.bus.start, _at_once, signal.SIGTERM, STOP_GRACE_S),
+            *(_Part(node.name, node.start, _at_once, signal.SIGTERM, STOP_GRACE_S) for node in self.bus_nodes),
         ]
         self._copies = copies
         self._services = [self._service(name, copy) for copy in range(1, copies + 1) for name in layout.services]

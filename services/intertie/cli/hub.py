@@ -21,7 +21,7 @@ from intertie.cli.out import json_option, line, note, print_json, table
 from intertie.clock import SystemClock
 from intertie.contracts.base import Problem, decode
 from intertie.contracts.http import Health
-from intertie.embedded.hub import SERVICES, HubLayout, HubPorts, HubSettings, default_data_dir, environment, init_hub, open_hub
+from intertie.embedded.hub import SERVICES, HubLayout, HubPorts, HubSettings, copy_name, default_data_dir, environment, init_hub, open_hub
 from intertie.embedded.postgres import role_script
 from intertie.embedded.process import is_running, read_record
 from intertie.embedded.supervise import HubSupervisor
@@ -81,6 +81,10 @@ def hub() -> None:
 @click.option("--bus-listen", "bus_host", default="127.0.0.1", help="Address the bus listens at; sites elsewhere must reach it.")
 @click.option("--public-url", default="", help="The gateway as sites and people reach it.")
 @click.option("--bus-url", "bus_urls", multiple=True, help="The bus as sites reach it; may be repeated.")
+@click.option(
+    "--bus-nodes", type=click.Choice(["1", "3"]), default="1", help="3: a cluster of the bus that survives the loss of any one node."
+)
+@click.option("--bus-host", "bus_hosts", multiple=True, help="Name of the machine of each node, if they are not on this one; repeated.")
 @click.option("--port", default=8480, type=click.IntRange(1, 65535), help="Gateway port.")
 @click.option("--bus-port", default=4222, type=click.IntRange(1, 65535), help="Port of the bus.")
 @click.option("--database-port", default=54329, type=click.IntRange(1, 65535), help="Port of the database.")
@@ -98,6 +102,8 @@ def init(
     bus_host: str,
     public_url: str,
     bus_urls: tuple[str, ...],
+    bus_nodes: str,
+    bus_hosts: tuple[str, ...],
     port: int,
     bus_port: int,
     database_port: int,
@@ -112,6 +118,8 @@ def init(
         gateway_host=gateway_host,
         public_url=public_url,
         bus_public_urls=bus_urls,
+        bus_nodes=int(bus_nodes),
+        bus_hosts=bus_hosts if bus_nodes != "1" else (),
         ports=HubPorts(bus=bus_port, database=database_port, gateway=port),
     )
     layout = init_hub(folder, SystemClock().now(), settings=settings)
@@ -261,7 +269,7 @@ def status(data: Path | None, as_json: bool) -> None:
     layout = open_hub(data or default_data_dir())
     parts = []
     copies = sorted(file.stem for service in layout.services for file in layout.run.glob(f"{service}-[2-9].json"))
-    for name in ("postgres", "nats", *layout.services, *copies):
+    for name in ("postgres", *(copy_name("nats", node) for node in layout.bus_nodes), *layout.services, *copies):
         record = read_record(layout.run, name)
         running = record is not None and is_running(record.identity)
         parts.append(PartStatus(name=name, pid=record.pid if record and running else None, running=running))
