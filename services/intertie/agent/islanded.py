@@ -46,6 +46,8 @@ class Alone:
         self._state = Islanding()
         self._dirty = False
         self._ended: datetime | None = None
+        self._acks: dict[str, int] = {}
+        """By lane, as of the last look while it was alone."""
         self._written_s = 0.0
 
     async def recover(self) -> None:
@@ -72,11 +74,15 @@ class Alone:
             if self._ended != found.ended:
                 self._ended = found.ended
                 heads = self._state.written.heads or {lane: head for lane, (head, _) in waiting.items()}
-                self._state.returned(heads, found.entries or sum(head - ack for head, ack in waiting.values()))
+                # Against what was acknowledged while it was alone: some of it is told already.
+                waited = sum(head - self._acks.get(lane, waiting[lane][1]) for lane, head in heads.items())
+                self._state.returned(heads, found.entries or waited)
                 self._dirty = True
             if all(waiting[lane][1] >= head for lane, head in self._state.written.heads.items()):
                 self._state.told(now)
                 self._dirty = True
+        if since is not None:
+            self._acks = {lane: ack for lane, (_, ack) in (await self._site.journal.read(_heads)).items()}
         old = self._site.clock.boot_s() - self._written_s >= WRITE_EVERY_S
         if self._dirty or (since is not None and (old or self._site.grants.refused)):
             refused, self._site.grants.refused = self._site.grants.refused, 0
