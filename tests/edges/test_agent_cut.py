@@ -32,8 +32,13 @@ class Wire:
 
     broker: MemoryBroker = field(default_factory=MemoryBroker)
     made: list[MemoryBus] = field(default_factory=list)
+    refuse: int = 0
+    """Tries that fail from now on."""
 
     async def make(self) -> Bus:
+        if self.refuse:
+            self.refuse -= 1
+            raise Unavailable("bus.unavailable", "nobody is there")
         self.made.append(MemoryBus(self.broker, f"agent-{len(self.made)}", HUB))
         return self.made[-1]
 
@@ -205,3 +210,16 @@ async def test_an_agent_that_is_started_anew_stays_silent_for_what_is_left_and_n
 )
 def test_what_is_no_drill_is_none(text: str) -> None:
     assert parse(text) is None
+
+
+async def test_a_link_that_cannot_be_made_at_the_end_of_the_cut_is_made_when_it_can(short_folder: Path) -> None:
+    wire = Wire()
+    async with a_site(short_folder) as world, drilling(world, wire) as (drill, bus):
+        await drill.allow(by="root", until=None, longest_s=3_600)
+        await ask(world, drill, seconds=3_600)
+        await until(lambda: drill.status().on, "the cut")
+        wire.refuse = 2
+        drill.stop()
+        assert (await world.first(DrillReported)).report.ended_by == "owner"
+        assert wire.refuse == 0
+        assert bus.connected

@@ -304,7 +304,15 @@ def environment(layout: HubLayout, service: str, extra: Mapping[str, str] | None
         found["INTERTIE_CANARY_CREDS"] = str(layout.creds_file("canary"))
     if service == "gateway":
         found["INTERTIE_LISTEN"] = f"{layout.settings.gateway_host}:{layout.settings.ports.gateway + copy - 1}"
-    passed = ("INTERTIE_LOG_LEVEL", "INTERTIE_BEAT_S", "INTERTIE_ANCHOR_S", "INTERTIE_DRILL_MAX_AGE_DAYS", "OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_TRACES_SAMPLER_ARG", "SSL_CERT_FILE")
+    passed = (
+        "INTERTIE_LOG_LEVEL",
+        "INTERTIE_BEAT_S",
+        "INTERTIE_ANCHOR_S",
+        "INTERTIE_DRILL_MAX_AGE_DAYS",
+        "OTEL_EXPORTER_OTLP_ENDPOINT",
+        "OTEL_TRACES_SAMPLER_ARG",
+        "SSL_CERT_FILE",
+    )
     return {**found, **{name: os.environ[name] for name in passed if name in os.environ}, **(extra or {})}
 
 

@@ -32,8 +32,13 @@ class CuttableBus:
         if self._inner is not None:
             return
         self._inner = inner = await self._make()
-        for one in self._subscriptions:
-            await one.open(inner)
+        try:
+            for one in self._subscriptions:
+                await one.open(inner)
+        except BaseException:
+            # Half a connection hears no nudge and never would: the next try makes a whole one.
+            await self.cut()
+            raise
         inner.on_state(lambda connected: self._told(inner, connected))
 
     async def cut(self) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -184,6 +185,18 @@ class Drill:
             except IntertieError as err:
                 LOG.warning("the drill's next step is taken later", code=err.code, text=err.text)
                 await asyncio.sleep(1.0)
+            except Exception:
+                # A fault of ours in a rehearsal must cost the site neither its link nor its agent.
+                LOG.exception("the drill is given up")
+                await self._give_up()
+
+    async def _give_up(self) -> None:
+        self._cut = None
+        with suppress(IntertieError):
+            assert self._bus is not None, "bus() comes before run()"
+            await self._bus.mend()
+            await self._journal.write(put_setting("drill", ""))
+        await asyncio.sleep(1.0)
 
     def _asked(self) -> Asked | None:
         """The drill of the settings, if it was not made or refused before."""
@@ -265,8 +278,10 @@ class Drill:
         if cut.back_at is None:
             await self._bus.cut()
             LOG.warning("the link is cut for a drill", drill=cut.drill, seconds=cut.seconds, next_step="intertie local drill stop")
-            cut = await self._silent(cut)
+            self._cut = cut = await self._silent(cut)
+            # The link first: a disk that is full now must not keep it cut.
             await self._bus.mend()
+            await self._keep(cut)
             LOG.warning("the drill's cut is over", drill=cut.drill, ended_by=cut.ended_by)
         else:
             await self._bus.mend()
@@ -285,9 +300,7 @@ class Drill:
             except TimeoutError:
                 continue
         ended_by = "owner" if self._stop_asked else "time"
-        over = msgspec.structs.replace(cut, islanded_at=noticed, back_at=self._clock.now(), ended_by=ended_by)
-        await self._keep(over)
-        return over
+        return msgspec.structs.replace(cut, islanded_at=noticed, back_at=self._clock.now(), ended_by=ended_by)
 
     async def _watch_lanes(self, cut: Cut) -> tuple[list[DrillLane], datetime | None]:
         """How much each lane had to tell, and how long it took; and when the first answer came."""
