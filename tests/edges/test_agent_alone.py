@@ -461,7 +461,7 @@ async def test_an_absence_is_written_down_and_a_restart_goes_on_with_it(house: H
     line.hear()
     async with alone(house, line) as (_, state):
         await state.tick()
-        assert state.since is None
+        assert await state.report() is None
         house.clock.advance(10)
         line.connected = False
         await state.tick()
