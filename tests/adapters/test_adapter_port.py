@@ -78,6 +78,19 @@ async def test_a_second_start_is_the_first_one_again(adapter: Adapter) -> None:
     await adapter.ended(work)
 
 
+async def test_it_is_alive_from_its_start_until_its_end_is_recorded(adapter: Adapter) -> None:
+    """Usage is cut at a border only of what surely still runs."""
+    work = attempt("sleep 60\n")
+    assert not await adapter.alive(work.id)
+    await adapter.prepare(work, None)
+    assert not await adapter.alive(work.id)
+    assert isinstance(await adapter.start(work), StartedRecord)
+    assert await adapter.alive(work.id)
+    await adapter.stop(work.id, 1)
+    await adapter.ended(work)
+    assert not await adapter.alive(work.id)
+
+
 async def test_a_stop_ends_it_and_is_told_apart_from_its_own_end(adapter: Adapter) -> None:
     work = attempt("sleep 30\nexit 0\n")
     await adapter.prepare(work, None)
