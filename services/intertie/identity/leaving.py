@@ -19,6 +19,8 @@ from intertie.ids import AttemptId, SiteName
 # One page of either keeper's answer.
 ASK_S = 10.0
 SHOWN = 5
+# The scheduler's words for an attempt that may still hold a device, or get one.
+OPEN = frozenset({"offered", "claimed", "staging", "running"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +54,7 @@ async def held_of(bus: Bus, claims: Callable[[], str], site: SiteName) -> Held:
 
 def is_open(record: AttemptRecord) -> bool:
     """Whether the scheduler still expects something of it."""
-    return record.ended_at is None
+    return record.state in OPEN
 
 
 def is_settled(book: AttemptBook) -> bool:
