@@ -84,7 +84,7 @@ def meta(event: Event) -> EventMeta:
     return EventMeta(id=new_event(), type=event.TYPE, source=event.SERVICE, entity=event.entity, time=CLOCK.now(), number=1, epoch=1)
 
 
-def site_record(site: SiteName, *, version: int = 1, freshness: Freshness = Freshness.FRESH) -> SiteRecord:
+def site_record(site: SiteName, *, version: int = 1, freshness: Freshness = Freshness.FRESH, self_stop: bool = True) -> SiteRecord:
     return SiteRecord(
         site=site,
         kind=SiteKind.MACHINES,
@@ -98,6 +98,7 @@ def site_record(site: SiteName, *, version: int = 1, freshness: Freshness = Fres
         hears_us=True,
         clock_offset_s=0.0,
         agent_version="1",
+        self_stop=self_stop,
         version=version,
     )
 
@@ -154,6 +155,8 @@ class Agent:
     hold: bool = False
     """Take the go and do nothing with it."""
     samples: bool = True
+    journal_name: str = ""
+    """Another journal than its first."""
     log: str = "hello\n"
     answers: bool = True
     offers: dict[AttemptId, OfferBody] = field(default_factory=dict)
@@ -164,7 +167,7 @@ class Agent:
     states: dict[str, DeviceState] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.journal = MemoryJournal(Disk(JournalId(f"jnl-{self.site}")))
+        self.journal = MemoryJournal(Disk(JournalId(self.journal_name or f"jnl-{self.site}")))
         self.sequence = 0
         self.lane = SiteLane(
             self.bus,
@@ -186,6 +189,15 @@ class Agent:
         def build(after: NextSeq) -> Mapping[Lane, Sequence[EntryBase]]:
             named = {"attempt": body.attempt, "job": body.job, "epoch": body.epoch, "generation": body.generation}
             return {Lane.SCHEDULER: [kind(seq=after[Lane.SCHEDULER], at=CLOCK.now(), **named, **fields)]}  # type: ignore[arg-type]  # by kind
+
+        await self.journal.append(build)
+        self.lane.wake()
+
+    async def say_plain(self, kind: type[EntryBase], **fields: object) -> None:
+        """Journal one entry that is about no single attempt."""
+
+        def build(after: NextSeq) -> Mapping[Lane, Sequence[EntryBase]]:
+            return {Lane.SCHEDULER: [kind(seq=after[Lane.SCHEDULER], at=CLOCK.now(), **fields)]}  # type: ignore[arg-type]  # by kind
 
         await self.journal.append(build)
         self.lane.wake()

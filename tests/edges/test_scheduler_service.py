@@ -68,6 +68,7 @@ class Hub:
     store: MemorySchedulerStore
     broker: MemoryBroker
     key: Key
+    lanes: MemoryLaneTables
 
     def agent(self, site: SiteName = SITE, **options: object) -> Agent:
         return Agent(self.broker.client(site, site_account(site)), site, self.key.public, **options)  # type: ignore[arg-type]  # Agent's fields
@@ -106,15 +107,21 @@ class Hub:
 
 @asynccontextmanager
 async def made(
-    store: MemorySchedulerStore, broker: MemoryBroker, key: Key, *, clock: Clock = CLOCK, check: Check = objections
+    store: MemorySchedulerStore,
+    broker: MemoryBroker,
+    key: Key,
+    *,
+    clock: Clock = CLOCK,
+    check: Check = objections,
+    **more: object,
 ) -> AsyncIterator[Hub]:
     """A scheduler that runs on what is in the store."""
     bus: MemoryBus = broker.client("scheduler")
     tables = MemoryLaneTables(store)
-    parts = await wire(store, tables, bus, clock, key, lambda: "", zone=ZoneInfo("Asia/Shanghai"), scale=0.2, check=check)
+    parts = await wire(store, tables, bus, clock, key, lambda: "", zone=ZoneInfo("Asia/Shanghai"), scale=0.2, check=check, **more)  # type: ignore[arg-type]  # of wire
     async with running(parts.keeper.run()), running(parts.planner.run()), running(parts.watch()):
         await parts.keeper.listening.wait()
-        yield Hub(parts, store, broker, key)
+        yield Hub(parts, store, broker, key, tables)
 
 
 @pytest.fixture

@@ -44,6 +44,7 @@ class Parts:
     keeper: LaneKeeper
     knowledge: Knowledge
     asker: Asker
+    lane: SiteLane
 
     async def watch(self) -> None:
         """Listen to telemetry, to sites' answers, and to what other copies of this service learn, until cancelled."""
@@ -117,4 +118,4 @@ async def wire(
     )
     asker = Asker(bus)
     scheduler = Scheduler(store, knowledge, planner, asker, clock, nudge, zone=zone)
-    return Parts(scheduler, planner, keeper, knowledge, asker)
+    return Parts(scheduler, planner, keeper, knowledge, asker, lane)
