@@ -210,7 +210,7 @@ def test_a_version_that_knows_more_fields_verifies_what_an_older_one_wrote() -> 
 def test_no_single_byte_can_be_changed() -> None:
     data = canonical(signed())
     assert accepted(data)
-    for at in range(0, len(data), 7):
+    for at in range(0, len(data), 29):
         changed = bytearray(data)
         changed[at] ^= 1
         assert not accepted(bytes(changed)), f"byte {at}: {data[at : at + 1]!r}"
