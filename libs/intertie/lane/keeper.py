@@ -82,6 +82,10 @@ class Settings:
     sealed: Sealed
 
 
+# A row written by this copy is taken as it is for so long; then it is read again, with what is computed from other tables.
+KNOWN_S = 20.0
+KNOWN_SITES = 10_000
+
 STANDING = (
     LaneState.FORKED,
     LaneState.AGENT_RESTORED,
@@ -164,6 +168,8 @@ class LaneKeeper:
         self._lease: Lease = lease_s if callable(lease_s) else lambda _row: lease_s
         self._interpreter = Interpreter(lane, tables, interpret, late=self.nudge)
         self._waiting: dict[SiteName, _Waiting] = {}
+        self._rows: dict[SiteName, tuple[SiteRow, float]] = {}
+        """Rows of idle sites as this copy wrote them last, and when each was read."""
         self._bell = asyncio.Event()
         self._faults = _Faults()
         self.listening = asyncio.Event()
@@ -296,6 +302,42 @@ class LaneKeeper:
         self._faults.said[report.key] = self._clock.monotonic_s()
 
     async def _record(self, group: Sequence[_Waiting]) -> list[Verdict | None]:
+        """Idle syncs by one statement, if nobody else wrote their rows; all others by a turn."""
+        quick = {waiting.site: verdict for waiting in group if (verdict := self._beat(waiting)) is not None}
+        pairs = [(self._rows[site][0], verdict.row) for site, verdict in quick.items() if verdict.row is not None]
+        kept = await self._tables.beat(self._lane, pairs) if pairs else frozenset[SiteName]()
+        for site in kept:
+            row = quick[site].row
+            assert row is not None, "an idle sync is recorded"
+            self._rows[site] = (row, self._rows[site][1])
+        slow = [waiting for waiting in group if waiting.site not in kept]
+        judged = dict(zip((waiting.site for waiting in slow), await self._turn(slow) if slow else (), strict=True))
+        return [quick[waiting.site] if waiting.site in kept else judged[waiting.site] for waiting in group]
+
+    def _beat(self, waiting: _Waiting) -> Verdict | None:
+        """The verdict on an idle sync of a site whose row is known here; None: the row must be read."""
+        known, sync = self._rows.get(waiting.site), waiting.sync
+        if known is None or sync.entries or not sync.at_head or self._clock.monotonic_s() - known[1] > KNOWN_S:
+            return None
+        row = known[0]
+        if (row.session, row.journal, row.digest, row.place) != (sync.session, sync.journal, sync.digest_before, sync.place):
+            return None
+        if row.clocks is None or row.clocks.kernel_boot != sync.clocks.kernel_boot or row.version != sync.v:
+            return None
+        verdict = judge(row, None, sync, waiting.received, epoch=self._epoch(), single=self._single)
+        idle = verdict.state is LaneState.OK and verdict.row is not None and verdict.row.at_head and not verdict.new
+        return verdict if idle and not self._faults_of(waiting.site, verdict, self._clock.monotonic_s()) else None
+
+    def _know(self, verdicts: Sequence[Verdict | None], group: Sequence[_Waiting], now_s: float) -> None:
+        for waiting, verdict in zip(group, verdicts, strict=True):
+            row = verdict.row if verdict is not None else None
+            caught_up = row is not None and row.at_head and row.state is LaneState.OK and row.interpreted_through == row.ack_through
+            if row is not None and caught_up and len(self._rows) < KNOWN_SITES:
+                self._rows[waiting.site] = (row, now_s)
+            else:
+                self._rows.pop(waiting.site, None)
+
+    async def _turn(self, group: Sequence[_Waiting]) -> list[Verdict | None]:
         verdicts = list[Verdict | None]()
         rows, entries, faults = list[SiteRow](), dict[SiteName, Sequence[NewEntry]](), list[ReportIncident]()
         now_s = self._clock.monotonic_s()
@@ -317,6 +359,7 @@ class LaneKeeper:
                 faults.extend(self._faults_of(waiting.site, verdict, now_s))
             if rows or faults:
                 await turn.save(rows, entries, faults)
+        self._know(verdicts, group, now_s)
         COMMITS.inc(lane=self._lane.value)
         for fault in faults:
             if fault.recovered:
@@ -391,10 +434,13 @@ class LaneKeeper:
         )
 
     async def _interpreted(self, row: SiteRow, verdict: Verdict) -> bool:
-        """Interpret what is open, and wait for it a little: most often the answer can then say what came of it."""
+        """Interpret what is open, and at head wait for it a little: most often the answer can then say what came of it. A backlog is told as
+        fast as it can be kept."""
         if not verdict.new and row.interpreted_through == row.ack_through:
             return True
         self._interpreter.kick(row.site)
+        if not row.at_head:
+            return False
         return await self._interpreter.settled(row.site, INTERPRET_WAIT_S)
 
     async def _to_say(self, sync: Sync, taken_bytes: int, by_s: float) -> tuple[list[Instruction], bool]:

@@ -108,6 +108,21 @@ class MemoryLaneTables:
             yield MemoryTurn(self, tx, lane, sites)
         self.commits += 1
 
+    async def beat(self, lane: Lane, rows: Sequence[tuple[SiteRow, SiteRow]]) -> frozenset[SiteName]:
+        async with self._transaction():
+            free = [
+                after
+                for before, after in rows
+                if (lane, before.site) not in self.held
+                and (kept := self.sites_kept.get((lane, before.site))) is not None
+                and (kept.heard, kept.last_nonce, kept.session, kept.journal, kept.state)
+                == (before.heard, before.last_nonce, before.session, before.journal, before.state)
+            ]
+            for after in free:
+                self.sites_kept[(lane, after.site)] = after
+        self.commits += 1
+        return frozenset(after.site for after in free)
+
     async def site(self, lane: Lane, site: SiteName) -> SiteRow | None:
         self._answer()
         return self.row(lane, site)

@@ -78,6 +78,12 @@ class PgLaneTables:
             busy = frozenset(SiteName(row["site"]) for row in await tx.all(Q.lane_known, lane, absent)) if absent else frozenset[SiteName]()
             yield PgTurn(tx, lane, rows, busy)
 
+    async def beat(self, lane: Lane, rows: Sequence[tuple[SiteRow, SiteRow]]) -> frozenset[SiteName]:
+        columns = zip(*(_beat(before, after) for before, after in rows), strict=True)
+        async with self._db.transaction(timeout_s=TURN_S, reserved=True) as tx:
+            kept = await tx.all(Q.lane_beat, lane, *(list(column) for column in columns))
+        return frozenset(SiteName(row["site"]) for row in kept)
+
     async def site(self, lane: Lane, site: SiteName) -> SiteRow | None:
         async with self._db.transaction(read_only=True) as tx:
             row = await tx.one(Q.lane_rows_read, lane, site)
@@ -125,6 +131,31 @@ class PgLaneTables:
     async def report(self, report: ReportIncident) -> None:
         async with self._db.transaction() as tx:
             await tx.fault(report)
+
+
+def _beat(before: SiteRow, after: SiteRow) -> tuple[object, ...]:
+    """In the order of `lane_beat`."""
+    assert after.clocks is not None, "a sync names its clocks"
+    return (
+        after.site,
+        before.session,
+        before.journal,
+        before.heard,
+        before.last_nonce,
+        after.heard,
+        after.last_heard,
+        after.last_nonce,
+        after.taken_nonce,
+        None if after.running is None else " ".join(after.running),
+        after.instruction_epoch,
+        after.instruction_mark,
+        after.settings_revision,
+        after.clocks.utc,
+        after.clocks.boot_s,
+        after.clock_offset_s,
+        after.clock_error_s,
+        after.epoch_told,
+    )
 
 
 def _columns(rows: Sequence[SiteRow]) -> list[list[object]]:

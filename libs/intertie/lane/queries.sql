@@ -67,6 +67,23 @@ FROM unnest($2::text[], $3::text[], $4::text[], $5::bigint[], $6::text[], $7::bi
     clock_error_s, place, moves, state, state_since, epoch_told, version)
 WHERE s.lane = $1 AND s.site = n.site
 
+-- name: lane_beat
+-- Idle syncs of a group, without reading the rows first: one that anybody wrote since, or holds now, is left out and judged as any other.
+WITH free AS (SELECT site FROM lane_site WHERE lane = $1 AND site = any($2::text[]) FOR UPDATE SKIP LOCKED)
+UPDATE lane_site AS s SET heard = n.heard, last_heard = n.last_heard, last_nonce = n.last_nonce, taken_nonce = n.taken_nonce,
+    running = string_to_array(n.running, ' '), instruction_epoch = n.instruction_epoch, instruction_mark = n.instruction_mark,
+    settings_revision = n.settings_revision, clocks_utc = n.clocks_utc, clocks_boot_s = n.clocks_boot_s, clock_offset_s = n.clock_offset_s,
+    clock_error_s = n.clock_error_s, epoch_told = n.epoch_told
+FROM unnest($2::text[], $3::text[], $4::text[], $5::bigint[], $6::bigint[], $7::bigint[], $8::timestamptz[], $9::bigint[], $10::bigint[],
+    $11::text[], $12::bigint[], $13::bigint[], $14::bigint[], $15::timestamptz[], $16::double precision[], $17::double precision[],
+    $18::double precision[], $19::bigint[])
+    AS n (site, session, journal, heard_before, nonce_before, heard, last_heard, last_nonce, taken_nonce, running, instruction_epoch,
+    instruction_mark, settings_revision, clocks_utc, clocks_boot_s, clock_offset_s, clock_error_s, epoch_told)
+JOIN free ON free.site = n.site
+WHERE s.lane = $1 AND s.site = n.site AND s.session = n.session AND s.journal = n.journal AND s.heard = n.heard_before
+    AND s.last_nonce = n.nonce_before AND s.state = 'ok'
+RETURNING s.site
+
 -- name: lane_entries_insert
 INSERT INTO lane_entry (lane, received_at, site, journal, seq, digest, raw)
 SELECT $1, n.received_at, n.site, n.journal, n.seq, n.digest, n.raw

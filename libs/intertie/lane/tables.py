@@ -85,6 +85,11 @@ class LaneTables(Protocol):
         """Lock the rows of `sites` that nobody holds, without waiting."""
         ...
 
+    async def beat(self, lane: Lane, rows: Sequence[tuple[SiteRow, SiteRow]]) -> frozenset[SiteName]:
+        """Idle syncs: rows as they were last written by this copy of the keeper, and as they are to be. Writes those that nobody has written since
+        and nobody holds, in one transaction, and says which; only what an idle sync changes."""
+        ...
+
     async def site(self, lane: Lane, site: SiteName) -> SiteRow | None: ...
 
     async def sites(self, lane: Lane) -> Sequence[SiteRow]:
