@@ -246,6 +246,28 @@ class MeteringDisk(Networked, MemoryMetering):
         MemoryMetering.__init__(self, clock=clock)
 
 
+class Durable:
+    """What of a database in memory is on the platter: all of it, unless somebody writes lazily."""
+
+    def __init__(self, database: sqlite3.Connection, clock: Clock) -> None:
+        self._database, self._clock = database, clock
+        self._image: tuple[float, bytes] | None = None
+
+    def write_lazily(self) -> None:
+        """A commit that returns before its fsync; the disk catches up every few seconds."""
+        now_s = self._clock.boot_s()
+        if self._image is None or not 0 <= now_s - self._image[0] < LAZY_S:
+            self._image = (now_s, self._database.serialize())
+
+    def lose_power(self) -> None:
+        if self._image is not None:
+            self._database.deserialize(self._image[1])
+            self._image = None
+
+
+LAZY_S = 20.0
+
+
 class SimJournal(SqliteJournal):
     """The agent's own journal on a database in memory that outlives the agent; its disk may be full."""
 
@@ -259,9 +281,10 @@ class SimJournal(SqliteJournal):
         pending: Pending | None,
         bounds: Bounds,
         clock: Clock,
+        durable: Durable,
     ) -> None:
         super().__init__(connection, _NO_THREAD, journal, place=place, pending=pending, bounds=bounds, clock=clock)
-        self._moments, self._full = moments, full
+        self._moments, self._full, self.durable = moments, full, durable
 
     async def _on_disk(self, work: Callable[[], T]) -> T:
         await self._moments.pass_by()

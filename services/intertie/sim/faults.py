@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from intertie.sim import foreign
 from intertie.sim.bus import Link
 from intertie.sim.scenario import Fault
 
@@ -199,6 +200,16 @@ def _office(world: World, fault: Fault) -> None:
     world.disk_of(fault.who).lose_offices()
 
 
+def _poison(world: World, fault: Fault) -> None:
+    """An agent some versions newer says what no hub here can read."""
+    world.say(fault.who, foreign.poison)
+
+
+def _forged(world: World, fault: Fault) -> None:
+    """A site signs usage of an attempt that nobody offered it."""
+    world.say(fault.who, foreign.forged)
+
+
 def _hub_gone(world: World, fault: Fault) -> None:
     for name in world.services:
         world.kill(name, back_in=fault.lasts)
@@ -272,6 +283,8 @@ FAULTS: Mapping[str, tuple[Do, Do]] = {
     "hollow": (_hollow(1), _hollow(-1)),
     "office": (_office, _nothing),
     "hub_gone": (_hub_gone, _nothing),
+    "poison": (_poison, _nothing),
+    "forged": (_forged, _nothing),
     "queue_held": (_held(1), _held(-1)),
     "queue_deaf": (_unheard(1), _unheard(-1)),
     "queue_forgets": (_queue(lambda queue, _: queue.forget()), _queue(_remembers)),

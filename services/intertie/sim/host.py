@@ -26,7 +26,7 @@ from intertie.link.site import Exchange, Trouble, pace_of
 from intertie.observe import log
 from intertie.sim.bus import Link, SimBroker, SimBus
 from intertie.sim.clock import HostClock
-from intertie.sim.disk import Moments, SimJournal
+from intertie.sim.disk import Durable, Moments, SimJournal
 from intertie.sim.loop import Party
 from intertie.sim.machine import Machine, SimAdapter
 from intertie.sim.native import NativeAdapter, NativeScheduler
@@ -68,6 +68,7 @@ class Host:
         self.bounds = Bounds()
         self.disk_full = False
         self.database = sqlite3.connect(":memory:", isolation_level=None)
+        self.durable = Durable(self.database, clock)
         self.place = f"{name}, first file"
         """Host and file of the journal, as `place_of` tells them."""
         self._last: tuple[JournalId | None, str] = (None, "")
@@ -125,7 +126,7 @@ class Agent:
         self.host, self.party, self.bus = host, party, bus
         pending = host.open_journal()
         self.journal = SimJournal(
-            host.database, host.journal, moments, lambda: host.disk_full, host.place, pending, host.bounds, host.clock
+            host.database, host.journal, moments, lambda: host.disk_full, host.place, pending, host.bounds, host.clock, host.durable
         )
         self.lanes: dict[Lane, SiteLane] = {}
         self.sequence = 0

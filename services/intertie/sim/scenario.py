@@ -177,6 +177,8 @@ _SHARES: dict[str, tuple[int, str]] = {
     "hollow": (2, "all"),
     "office": (2, "hub"),
     "hub_gone": (1, "all"),
+    "poison": (1, "site"),
+    "forged": (1, "site"),
     "queue_held": (3, "queue"),
     "queue_forgets": (3, "queue"),
     "queue_deaf": (3, "queue"),

@@ -27,6 +27,7 @@ from intertie.contracts.site import DeviceKind
 from intertie.contracts.usage import AgreeSpec, Price
 from intertie.errors import IntertieError, Refused, Stale, Unavailable
 from intertie.ids import CANARY, AttemptId, Digest, JobId, SiteName, TenantName, minting
+from intertie.link.journal import Build
 from intertie.sim import checks, hub
 from intertie.sim.bus import TELEMETRY, Link, SimBroker, SimBus
 from intertie.sim.clock import START, HostClock
@@ -278,8 +279,16 @@ class World:
     def lose_power(self, name: str, *, back_in: float, rtc_s: float = 0.0) -> None:
         host = self.hosts[name]
         host.machine.lose_power()
+        host.durable.lose_power()
         self.kill(name, back_in=max(back_in, 3.0))
         host.clock.reboot(rtc_s=rtc_s)
+
+    def say(self, name: str, entries: Callable[[Agent], Build]) -> None:
+        """Let a site journal what our agent would not, if it is there to do it."""
+        agent = self.hosts[name].agent
+        if agent is None or agent.party.dead or agent.party.paused or not agent.ready or self.hosts[name].disk_full:
+            return
+        agent.party.spawn(agent.site.append(entries(agent)), "foreign entry")
 
     def one_live(self, name: str, which: float) -> tuple[Machine, Process] | None:
         """One of the processes that live there now; `which` from 0 to 1 chooses."""
