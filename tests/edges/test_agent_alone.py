@@ -18,6 +18,7 @@ from tests.fakes.sites import World, a_site, settings
 
 from intertie.agent import preview
 from intertie.agent.adapters.fake import Disk, FakeAdapter
+from intertie.agent.core.attempts import Exit
 from intertie.agent.core.islanded import Sight
 from intertie.agent.core.model import Attempt, State
 from intertie.agent.islanded import Alone, known, lanes_wait
@@ -371,6 +372,29 @@ async def test_a_cut_is_not_told_twice_by_an_agent_that_was_started_again(house:
         await world.site.idle()
         segments = told_segments(await world.entries(Lane.METERING))
         assert end.segments == len(segments) == before + 1 and len({s.id for s in segments}) == len(segments)
+
+
+async def test_after_a_reboot_the_end_is_never_before_a_border_that_it_was_seen_to_pass(house: House) -> None:
+    """Its last sign of life was written seconds before the border; the agent saw it run after that, and said so."""
+    async with house.agent() as world:
+        await world.site.tick()
+        lent = await running(world)
+        house.clock.advance(4 * 3_600 + 5)
+        await world.site.tick()
+        (cut,) = [s for s in told_segments(await world.entries(Lane.METERING)) if s.phase == "run"]
+    run = house.disk.runs[lent.id]
+    assert run.living is not None
+    run.living.cancel()
+    run.exit = Exit(certain=False, rebooted=True, ran_us=4 * HOUR_US - 4_000_000)
+    run.over.set()
+    async with house.agent(boot="boot-2") as world:
+        end = await world.first(Ended)
+        await world.site.idle()
+        segments = told_segments(await world.entries(Lane.METERING))
+        assert (end.ended, end.segments, end.ran_us) == (cut.end, len(segments), 4 * HOUR_US)
+        assert [s.end for s in segments if s.phase == "run"] == [cut.end]
+        await world.site.tick()
+        assert len(told_periods(await world.entries(Lane.METERING))) == 1
 
 
 # --- the preview -------------------------------------------------------------------------------------------------------------------------
