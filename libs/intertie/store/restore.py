@@ -109,7 +109,7 @@ async def _raise_all(schemas: Mapping[str, Database], *, reason: str, actor: str
 
 async def _raise_one(tx: Tx, service: str, number: int, floor: int, reason: str, actor: str, clock: Clock) -> Raised:
     known = await epochs.load(tx, lock=True)
-    if known.reason == reason and known.number > floor and known.place == await epochs.find_place(tx):
+    if known.reason == reason and known.number >= floor and known.place == await epochs.find_place(tx):
         return Raised(service, known.number, known.number)
     await epochs.raise_to(tx, max(number, known.number + 1), reason=reason, actor=actor, service=service, at=clock.now())
     return Raised(service, known.number, max(number, known.number + 1))
