@@ -32,6 +32,7 @@ from intertie.contracts.site import SitesReply
 from intertie.contracts.usage import MeteringSnapshotReply
 from intertie.errors import Denied, Refused, Unauthenticated, Unavailable
 from intertie.ids import JobId, PrincipalId, SiteName, TenantName
+from intertie.store import EVENTS
 from intertie.trust.claims import sign_claims, verify_claims
 from intertie.trust.login import FileLogin
 
@@ -138,6 +139,8 @@ async def answered_for(world: World, held: AsyncExitStack) -> None:
     }
     for service, served in handlers.items():
         bus = await connected(world.hub, service, held)
+        if service == "identity":
+            await bus.ensure_stream(EVENTS)  # identity alone makes it
         held.push_async_callback((await rpc.serve(bus, service, "1.0.0", served, verifier=verifier)).close)
 
 

@@ -344,6 +344,34 @@ async def test_nothing_starts_at_a_site_before_it_is_at_head() -> None:
             assert [type(one).__name__ for one in await owed(SITE, InstructionMark(0, 0))] == orders
 
 
+async def test_after_a_restore_an_older_job_waits_for_every_sites_word() -> None:
+    """LINK D3: it may run somewhere without our knowing, so it is not placed twice; an offer from before is taken back."""
+    store = MemorySchedulerStore(clock=CLOCK)
+    async with hub_with(store=store) as hub:
+        agent = hub.agent(deaf=True)
+        await hub.learn(*joined_events(SITE, 2, ACME))
+        async with alive(agent):
+            old = await hub.submit()
+            await hub.reaches(old.job, "placed")
+    store.service_epoch = 2
+    async with hub_with(store=store) as hub:
+        agent, other = hub.agent(), hub.agent(ELSEWHERE)
+        await hub.learn(*joined_events(SITE, 2, ACME), *joined_events(ELSEWHERE, 2, ACME))
+        async with alive(agent):
+
+            async def waits_for_b() -> bool:
+                waiting = (await hub.job(old.job)).waiting
+                return waiting is not None and "site-b has not told yet" in waiting.text
+
+            await until(waits_for_b, "the old job waits for the other site's word")
+            new = await hub.submit("k2")
+            assert (await agent.next_running()).job == new.job, "what came in since is known to run nowhere"
+            async with alive(other):
+                await hub.reaches(old.job, "running")
+        record = await hub.job(old.job)
+        assert [a.state for a in record.attempts] == ["withdrawn", "running"] and record.attempts[1].epoch == 2
+
+
 async def test_the_canary_is_shown_to_nobody() -> None:
     async with hub_with() as hub:
         ears = hub.parts.knowledge.hearing

@@ -52,12 +52,12 @@ class Files:
         return await self._send(request, request.match_info["digest"])
 
     async def result(self, request: web.Request) -> web.StreamResponse:
-        """A job's outputs, to its tenant's people; those of its last attempt that has any, or of `?attempt=`."""
+        """A job's outputs, to its tenant's people; those that count as its own, else of its last attempt that has any, or of `?attempt=`."""
         who = await self._door.caller(request)
         job = JobId(request.match_info["job"])
         record = await rpc.call(self._bus, e.JOB, JobQuery(job=job), claims=who.signed, timeout_s=CALL_TIMEOUT_S)
         rights.require(who.claims, "result.download", tenant=record.tenant)
-        wanted = request.query.get("attempt")
+        wanted = request.query.get("attempt") or record.delivered
         found: ResultRef | None = None
         for attempt in record.attempts:
             if attempt.result is not None and wanted in (None, attempt.attempt):
