@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 LOG = log.get("agent.room")
 
 TOLD = "condition"
-OPEN_SITE = "True  True"
-"""What the hub believes of a site that never said anything: it takes work, and its supervisors stop what is leased."""
 
 
 def spaces_of(folders: Iterable[Path]) -> list[Space]:
@@ -80,7 +78,7 @@ class Room:
         self_stop = site.adapter.self_stop
         now = f"{why is None} {why.code if why else ''} {self_stop}"
         if self._told is None:
-            self._told = await site.journal.read(lambda cursor: get_setting(cursor, TOLD)) or OPEN_SITE
+            self._told = await site.journal.read(lambda cursor: get_setting(cursor, TOLD)) or ""
         if now == self._told:
             return
 
