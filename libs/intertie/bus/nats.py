@@ -35,7 +35,8 @@ STREAMS_REMADE = metrics.Counter("intertie_bus_streams_remade_total", "Streams d
 # First pause short: a restarted server is back within a tenth of a second. A refused login waits longer, so that a thousand
 # sites with one wrong clock do not occupy the server.
 _FIRST_PAUSE_S = 0.05
-_LONGEST_PAUSE_S = 1.0
+# Back within half a second of the server's return: a refused connect costs next to nothing.
+_LONGEST_PAUSE_S = 0.35
 _LONGEST_LOGIN_PAUSE_S = 5.0
 # A session shorter than this did not end the trouble that made it.
 _PROVEN_S = 5.0

@@ -382,7 +382,7 @@ class LaneKeeper:
                 text = f"The site's wall clock is {-offset:+.1f} s (± {error:.1f}) from the hub's. Durations are not affected."
                 found.append(self._report(site, "site.clock", Severity.WARNING, f"The clock of site {site} is off", text))
         due = [report for report in found if self._faults.due(report.key, now_s)]
-        if verdict.state is LaneState.OK:
+        if verdict.state is LaneState.OK and self._faults.said:
             gone = [kind for kind in RECOVERING if self._faults.over(f"{kind}/{site}/{self._lane}", now_s)]
             due += [self._report(site, kind, Severity.INFO, "It is over", "The lane moves again.", recovered=True) for kind in gone]
         return due
