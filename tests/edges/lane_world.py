@@ -11,6 +11,7 @@ from typing import Protocol
 import msgspec
 from tests.edges.store_world import running, until
 
+from intertie.agent.journal import Renewal, SqliteJournal
 from intertie.bus.port import Bus
 from intertie.clock import Clock, SystemClock
 from intertie.contracts.link import EntryBase, Instruction, Lane, SettingsApplied, Stop, Sync, Synced
@@ -22,13 +23,16 @@ from intertie.lane.tables import LaneEntry, LaneTables
 from intertie.link.journal import InstructionMark, Journal, NextSeq
 from intertie.link.keeper import SiteRow
 from intertie.link.memory import Disk, MemoryJournal
-from intertie.link.site import Exchange, Pace
+from intertie.link.site import Exchange, Lost, Pace, Reopen
 from intertie.store import StoreTx
+from intertie.trust.keys import Key
+from intertie.trust.seal import seal
 
 A, B = SiteName("site-a"), SiteName("site-b")
 LANE = Lane.SCHEDULER
 CLOCK = SystemClock()
 QUICK = Pace(beat_s=0.2, idle_s=0.4, retry_s=0.02, busy_s=0.005, silent_after_s=0.5)
+KEY = Key.new("U")
 POISON = 13
 """The service cannot interpret an entry with this revision."""
 
@@ -45,6 +49,8 @@ class Service:
     store: Transactions
     said: dict[SiteName, list[int]] = field(default_factory=dict)
     open: dict[SiteName, list[Instruction]] = field(default_factory=dict)
+    openings: list[LaneEntry] = field(default_factory=list)
+    """What was said of new journals, and of what is lost."""
     heard: list[SiteRow] = field(default_factory=list)
     marks: list[InstructionMark] = field(default_factory=list)
     hold: Callable[[LaneEntry], Awaitable[None]] | None = None
@@ -55,6 +61,11 @@ class Service:
     async def interpret(self, entry: LaneEntry) -> None:
         if self.hold is not None:
             await self.hold(entry)
+        if b'"journal_opened"' in entry.raw or b'"lost_range"' in entry.raw:
+            async with self.store.transaction() as tx:
+                await self.tables.mark_interpreted(tx, entry)
+            self.openings.append(entry)
+            return
         revision = entry.read(SettingsApplied).revision
         if revision == POISON:
             raise Refused("service.poison", "this entry says what cannot be")
@@ -116,9 +127,27 @@ class Site:
             on_instructions=self._on_instructions,
             on_answer=self._on_answer,
             on_silence=self._on_silence,
+            on_reopen=self._on_reopen,
             running=lambda: [AttemptId("att-1")],
             pace=QUICK,
         )
+
+    async def _on_reopen(self, lane: Lane, asked: Reopen) -> None:
+        await self.open_anew(asked.why, {} if asked.lost is None else {lane: asked.lost})
+
+    async def open_anew(self, why: str, lost: Mapping[Lane, Lost] | None = None) -> None:
+        if not isinstance(self.journal, SqliteJournal):
+            return  # A twin has no way to open itself anew.
+        renewal = Renewal(
+            why=why,
+            at=CLOCK.now(),
+            kernel_boot="boot-1",
+            held=[],
+            lost=lost or {},
+            sign=lambda payload: seal(KEY, payload, KEY.public),
+            last=lambda _following: {},
+        )
+        await self.journal.renew(renewal)
 
     async def _on_instructions(self, fresh: Sequence[Instruction], exchange: Exchange) -> None:
         self.taken.extend(fresh)

@@ -4,22 +4,37 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 
 import msgspec
 import pytest
 from tests.edges.lane_world import CLOCK, LANE, POISON, A, B, Service, Site, ask, joined, kept, stop, until
 from tests.edges.store_world import running
 
+from intertie.agent.journal import Bounds, SqliteJournal
 from intertie.bus.memory import MemoryBroker, MemoryBus, site_account
 from intertie.bus.port import Message
 from intertie.clock import SystemClock
 from intertie.contracts.base import BATCH_BYTES
 from intertie.contracts.incident import FaultReported
-from intertie.contracts.link import Clocks, Lane, LaneState, Sealed, Sync, nudge_subject, sync_subject
+from intertie.contracts.link import (
+    LINK_VERSION,
+    Clocks,
+    JournalOpened,
+    Lane,
+    LaneState,
+    LostRange,
+    Sealed,
+    Settle,
+    Sync,
+    nudge_subject,
+    sync_subject,
+)
 from intertie.errors import Stale, Unavailable
-from intertie.ids import JournalId, SessionId, SiteName
+from intertie.ids import AttemptId, InstructionId, JournalId, SessionId, SiteName
 from intertie.lane.keeper import RECOVERED_S, SINGLE_BYTES, LaneKeeper, Settings
 from intertie.lane.memory import MemoryLaneTables
 from intertie.lane.tables import LaneEntry
@@ -622,3 +637,91 @@ async def test_the_site_knows_the_hubs_clock_within_the_round_trip(world: World)
         await site.lane.flush(5)
     assert site.lane.clock_error_s is not None
     assert abs(site.lane.clock_offset_s) <= site.lane.clock_error_s + 0.001
+
+
+# --- ways out: the agent's own journal against the keeper, over the bus ----------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def with_journal(world: World, folder: Path) -> AsyncIterator[Site]:
+    """A site over its own file, which forgets at once what is safe."""
+    journal = await SqliteJournal.open(folder / "journal.db", Bounds(kept_s=0))
+    site = Site(world.account(A), journal=journal)
+    try:
+        if journal.pending is not None:
+            await site.open_anew(journal.pending.why)
+        yield site
+    finally:
+        await journal.close()
+
+
+def openings(world: World) -> list[str]:
+    return [entry.read(JournalOpened).why for entry in world.service.openings if b"journal_opened" in entry.raw]
+
+
+async def test_a_restored_hub_is_told_what_nobody_has_any_more_and_the_lane_goes_on(world: World, short_folder: Path) -> None:
+    """D3: the hub lost entries that the site had been told to forget."""
+    async with with_journal(world, short_folder) as site, kept(world.hub, world.service), joined(site):
+        await site.write(1)
+        await site.lane.flush(5)
+        saved = world.tables.sites_kept[(LANE, A)]
+        await site.write(2)
+        await site.lane.flush(5)
+        world.tables.sites_kept[(LANE, A)] = saved
+        del world.tables.entries[(LANE, A, site.journal.id, 3)]
+        await site.write(3)
+        await until(lambda: world.service.said[A][-1] == 3, "the lane goes on in a new journal")
+        await until(lambda: site.lane.trouble is None, "no trouble is left")
+    assert openings(world) == ["first", "hub_restored"]
+    [lost] = [entry.read(LostRange) for entry in world.service.openings if b"lost_range" in entry.raw]
+    assert (lost.journal, lost.first, lost.last) == (saved.journal, 3, 3)
+    row = await world.tables.site(LANE, A)
+    assert row is not None and (row.journal, row.state) == (site.journal.id, LaneState.OK)
+
+
+async def test_a_site_whose_disk_was_restored_says_everything_again_in_a_new_journal(world: World, short_folder: Path) -> None:
+    """D2: and nothing that the hub has is lost by it."""
+    path = short_folder / "journal.db"
+    async with kept(world.hub, world.service):
+        async with with_journal(world, short_folder) as site, joined(site):
+            await site.write(1)
+            await site.lane.flush(5)
+        older = path.read_bytes()
+        async with with_journal(world, short_folder) as site, joined(site):
+            await site.write(2)
+            await site.lane.flush(5)
+        path.write_bytes(older)  # In place: the same file, an older content.
+        async with with_journal(world, short_folder) as site, joined(site):
+            await site.write(9)
+            await until(lambda: world.service.said[A] == [1, 2, 9], "what was written after the restore is there")
+    assert openings(world) == ["first", "forked"]
+    assert ("lane.forked/site-a/scheduler", False) in world.faults()
+
+
+async def test_a_site_that_knows_a_higher_epoch_starts_nothing_until_the_hub_goes_above_it(world: World) -> None:
+    async with kept(world.hub, world.service):
+        found = await ask(world.account(A), msgspec.structs.replace(first_sync(), instruction_epoch=7))
+        assert (found.state, found.instructions) == (LaneState.HUB_RESTORED, [])
+    assert await world.tables.highest_epoch_told() == 7
+
+
+async def test_an_agent_newer_than_the_hub_is_told_so_and_an_older_one_hears_only_what_it_knows(world: World) -> None:
+    async with kept(world.hub, world.service):
+        new = await ask(world.account(A), msgspec.structs.replace(first_sync(), v=LINK_VERSION + 1))
+        old = await ask(world.account(B), msgspec.structs.replace(first_sync(B), v=1))
+    assert (new.state, old.state, old.lease_s) == (LaneState.VERSION, LaneState.OK, 0)
+    row = await world.tables.site(LANE, A)
+    assert row is not None and row.state is LaneState.VERSION, "people see it"
+
+
+async def test_only_a_lane_that_is_ok_gets_instructions_and_a_lease_and_stops_come_first(world: World) -> None:
+    world.service.open[A] = [settle(1), stop(2)]
+    async with kept(world.hub, world.service):
+        first = await ask(world.account(A), first_sync())
+        other = await ask(world.account(A), msgspec.structs.replace(first_sync(), nonce=2, journal=JournalId("jnl-other")))
+    assert [one.number for one in first.instructions] == [2, 1] and first.lease_s == 60
+    assert (other.state, other.instructions, other.lease_s) == (LaneState.AGENT_RESTORED, [], 0)
+
+
+def settle(number: int) -> Settle:
+    return Settle(id=InstructionId(f"ins-{number}"), number=number, epoch=1, attempt=AttemptId(f"att-{number}"))

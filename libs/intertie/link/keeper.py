@@ -327,8 +327,8 @@ def _judge_chain(row: SiteRow | None, stored: Digest | None, sync: Sync, receive
         if sync.forgotten_through > ack:
             why = f"the site was told to forget through {sync.forgotten_through}, here the journal ends at {ack}"
             return _stands(LaneState.HUB_RESTORED, row, sync, received, why)
-        heard = _heard(row, sync, received, ack, digest, single)
-        return Verdict(LaneState.BEHIND, ack_through=ack, row=_in_state(heard, row, LaneState.BEHIND, received))
+        heard = _heard(row, sync, received, ack, digest, single, LaneState.BEHIND)
+        return Verdict(LaneState.BEHIND, ack_through=ack, row=heard)
     entries = _chain(sync)
     if last < ack:
         if stored is None and last > 0:
@@ -339,21 +339,14 @@ def _judge_chain(row: SiteRow | None, stored: Digest | None, sync: Sync, receive
             return _stands(LaneState.FORKED, row, sync, received, f"entry {last} differs from what is on disk here")
         if sync.at_head:
             return _stands(LaneState.AGENT_RESTORED, row, sync, received, f"the site's journal ends at {last}, here it ends at {ack}")
-        saved = _in_state(_heard(row, sync, received, ack, digest, single), row, LaneState.OK, received)
+        saved = _heard(row, sync, received, ack, digest, single, LaneState.OK)
         return Verdict(LaneState.OK, ack_through=last, safe_through=min(saved.safe_through, last), row=saved)
     overlap = ack - sync.first_seq + 1
     if (entries[overlap - 1].digest if overlap else sync.digest_before) != digest:
         return _stands(LaneState.FORKED, row, sync, received, f"entry {ack} differs from what is on disk here")
     new = entries[overlap:]
-    saved = _in_state(_heard(row, sync, received, last, new[-1].digest if new else digest, single), row, LaneState.OK, received)
+    saved = _heard(row, sync, received, last, new[-1].digest if new else digest, single, LaneState.OK)
     return Verdict(LaneState.OK, ack_through=last, safe_through=saved.safe_through, row=saved, new=new)
-
-
-def _in_state(heard: SiteRow, before: SiteRow | None, state: LaneState, received: datetime) -> SiteRow:
-    """The row with the state that its sync is answered; `state_since` moves with it."""
-    if before is None or before.state is state:
-        return replace(heard, state=state, state_since=before.state_since if before else None)
-    return replace(heard, state=state, state_since=received)
 
 
 def _chain(sync: Sync) -> list[NewEntry]:
@@ -366,7 +359,7 @@ def _chain(sync: Sync) -> list[NewEntry]:
     return chain
 
 
-def _heard(row: SiteRow | None, sync: Sync, received: datetime, ack: int, digest: Digest, single: bool) -> SiteRow:
+def _heard(row: SiteRow | None, sync: Sync, received: datetime, ack: int, digest: Digest, single: bool, state: LaneState) -> SiteRow:
     """The row after this sync was heard."""
     answered = row.last_heard if row and row.session == sync.session and 0 < sync.taken_nonce == row.last_nonce else None
     known = (row.clock_offset_s, row.clock_error_s) if row and row.clocks else None
@@ -401,4 +394,6 @@ def _heard(row: SiteRow | None, sync: Sync, received: datetime, ack: int, digest
         moves=row.moves if row else (),
         epoch_told=max(row.epoch_told if row else 0, sync.instruction_epoch),
         version=sync.v,
+        state=state,
+        state_since=(row.state_since if row.state is state else received) if row else None,
     )
