@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import errno
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -76,7 +77,7 @@ class Course:
         if self.attempt.state is not State.STAGING:
             return
         if isinstance(begun, life.Exit):
-            await self._not_started(Failing(code="not_startable", text=f"{begun.refused_file}: {begun.refused_text}"[:1000], fault=True))
+            await self._not_started(_unstarted(begun))
             return
         await self._started(begun)
 
@@ -326,3 +327,10 @@ class Course:
         self.site.put(attempt)
         with contextlib.suppress(OSError):
             self.site.adapter.result(self.id).unlink(missing_ok=True)
+
+
+def _unstarted(end: life.Exit) -> Failing:
+    """What ran nothing, as the hub is told of it: that it was too late is nobody's fault."""
+    if end.refused_errno == errno.ETIME:
+        return Failing(code="start_too_late", text=end.refused_text[:1000])
+    return Failing(code="not_startable", text=f"{end.refused_file}: {end.refused_text}"[:1000], fault=True)

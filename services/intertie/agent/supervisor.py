@@ -41,6 +41,9 @@ FREEZE_ROUNDS = 200
 EXIT_TWICE = 4
 EXIT_DISK = 5
 EXIT_NO_SUBREAPER = 6
+EXIT_TOO_LATE = 7
+TOO_LATE = "too late: "
+"""Before the reason, on standard error: nothing of the job was started, and never will be."""
 
 
 def boot_ns() -> int:
@@ -265,8 +268,10 @@ class Supervisor:
         except OSError as err:
             sys.stderr.write(f"records: {err}" + "\n")
             return EXIT_DISK
+        if late := self.too_late():
+            sys.stderr.write(f"{TOO_LATE}{late}" + "\n")
+            return EXIT_TOO_LATE
         self.make_cgroup()
-        self.lease_over()  # What it says first is known before the job is: a lease that passes while we are held still is not missed.
         self.start(started)
         gone = self.watch()
         if self.cgroup:
@@ -286,6 +291,15 @@ class Supervisor:
                 time.sleep(DISK_S)
             else:
                 return 0
+
+    def too_late(self) -> str:
+        """Asked once, before anything of the job is there: between the agent's word and this line the host may have slept for a day."""
+        by = self.spec.get("start_by")
+        if isinstance(by, dict) and (by.get("boot_id") != boot_id() or boot_ns() >= nanoseconds(by.get("boot_s"), 0)):
+            return "the time for its start had passed"
+        if self.lease_over():
+            return "its lease had passed"
+        return ""
 
     def make_cgroup(self) -> None:
         """Its own cgroup if the spec names one and the kernel agrees; else the subreaper alone contains the job."""

@@ -86,6 +86,8 @@ class FakeAdapter:
         run = self.disk.runs[attempt.id]
         if run.fenced:
             return Exit(certain=True, refused_errno=errno.EEXIST, refused_file="supervisor", refused_text="fenced")
+        if run.started is None and run.deadline is not None and self._passed(run.deadline):
+            return Exit(certain=True, refused_errno=errno.ETIME, refused_file="supervisor", refused_text="too late: its lease had passed")
         if run.started is None:
             self.disk.spent += 1
             run.started = StartedRecord(
@@ -131,10 +133,13 @@ class FakeAdapter:
             await asyncio.Event().wait()
         held: Deadline | None = None
         while (held := follows(held, run.deadline)) is not None:
-            left_s = min(held.boot_s - self.clock.boot_s(), held.utc - self.clock.now().timestamp())
-            if left_s <= 0:
+            if self._passed(held):
                 return
-            await asyncio.sleep(min(LEASE_LOOK_S, left_s))
+            left_s = min(held.boot_s - self.clock.boot_s(), held.utc - self.clock.now().timestamp())
+            await asyncio.sleep(min(LEASE_LOOK_S, max(0.001, left_s)))
+
+    def _passed(self, until: Deadline) -> bool:
+        return self.clock.boot_s() >= until.boot_s or self.clock.now().timestamp() >= until.utc
 
     async def renew(self, attempt: AttemptId, until: Deadline) -> None:
         if (run := self.disk.runs.get(attempt)) is not None:

@@ -59,7 +59,10 @@ class Adapter(Protocol):
         ...
 
     async def start(self, attempt: Attempt) -> StartedRecord | Exit:
-        """Start it, at most once whoever else tries; its record just before exec, or how it failed before there was one."""
+        """Start it, at most once whoever else tries; its record just before exec, or how it failed before there was one.
+
+        `refused_errno` ETIME: what runs it found, before the user's code, that the time for it had passed.
+        """
         ...
 
     async def renew(self, attempt: AttemptId, until: Deadline) -> None:

@@ -189,6 +189,8 @@ class ProcessAdapter:
             "cgroup": str(self.cgroups / attempt.id) if self.cgroups else None,
             "leased": attempt.lease_s > 0,
         }
+        if attempt.local is None and attempt.go_boot_s is not None:
+            spec["start_by"] = {"boot_id": attempt.kernel_boot, "boot_s": attempt.go_boot_s + attempt.start_by_s}
         if who is not None:
             spec |= {"uid": who.uid, "gid": who.gid, "groups": list(who.groups)}
         _write(home / "env.json", json.dumps(self._env(attempt, home, cwd, who)).encode("utf-8"), 0o600, sync=False)
@@ -246,7 +248,8 @@ class ProcessAdapter:
                 if (started := self._started(attempt)) is not None:
                     return _record(started)
                 why = self._complaint(attempt)
-                return Exit(certain=True, refused_errno=errno.ENOSPC, refused_file="supervisor", refused_text=why)
+                number = errno.ETIME if why.startswith(supervisor.TOO_LATE) else errno.ENOSPC
+                return Exit(certain=True, refused_errno=number, refused_file="supervisor", refused_text=why)
             if loop.time() > until:
                 raise Unavailable("agent.start_slow", f"the supervisor of {attempt} left no record within {START_S:.0f} s")
             await asyncio.sleep(pause)
