@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 import msgspec
 import pytest
@@ -14,6 +14,7 @@ from tests.edges.store_world import until
 from tests.edges.test_scheduler_service import RESULT, SITE, Hub, made
 
 from intertie.bus.memory import MemoryBroker, site_account
+from intertie.clock import SystemClock
 from intertie.contracts.base import Empty, encode
 from intertie.contracts.identity import Role
 from intertie.contracts.incident import FaultReported
@@ -342,6 +343,33 @@ async def test_nothing_starts_at_a_site_before_it_is_at_head() -> None:
             async with tables.turn(Lane.SCHEDULER, [SITE]) as turn:
                 await turn.save([said], {}, [])
             assert [type(one).__name__ for one in await owed(SITE, InstructionMark(0, 0))] == orders
+
+
+class Ahead(SystemClock):
+    """A copy's wall clock that is wrong."""
+
+    def now(self) -> datetime:
+        return super().now() + timedelta(seconds=90)
+
+
+async def test_br_139_two_copies_whose_clocks_differ_lose_no_job_and_number_no_settings_in_turns() -> None:
+    """Silence is measured by one process' monotonic clock; no stored wall-clock time takes part."""
+    async with hub_with() as hub:
+        canary = hub.broker.client("canary-2", site_account(CANARY))
+        async with made(hub.store, hub.broker, hub.key, clock=Ahead(), canary=canary, lease_s=LEASE_S) as second:
+            agent = hub.agent()
+            for copy in (hub, second):
+                await copy.learn(*joined_events(SITE, 2, ACME))
+            async with alive(agent):
+                done = 0
+                for number in range(6):
+                    job = await (hub, second)[number % 2].submit(f"k{number}", restartable=True, on_silence=OnSilence.RERUN)
+                    await agent.end(await agent.next_running())
+                    record = await hub.reaches(job.job, "succeeded")
+                    done += len(record.attempts) == 1 and record.attempts[0].lost_by is None
+            assert done == 6
+            assert [one.revision for one in agent.settings] == sorted({one.revision for one in agent.settings})
+            assert hub.store.revisions[SITE][0].number <= 3, "one for each thing that was learnt"
 
 
 async def test_after_a_restore_an_older_job_waits_for_every_sites_word() -> None:
