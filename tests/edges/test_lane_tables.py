@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Protocol
 
 import pytest
@@ -15,7 +15,7 @@ from tests.edges.store_world import opened
 
 from intertie.contracts.base import Event, decode
 from intertie.contracts.incident import FaultReported, ReportIncident, Severity
-from intertie.contracts.link import Clocks, Lane
+from intertie.contracts.link import Clocks, Lane, LaneState
 from intertie.errors import Stale
 from intertie.ids import AttemptId, Digest, JournalId, SessionId, SiteName
 from intertie.lane.memory import MemoryLaneTables
@@ -289,3 +289,38 @@ async def test_postgresql_understands_every_query_of_the_lane(pg: PgDatabase) ->
         for query in load_queries("intertie.lane"):
             await tx.run(f"PREPARE {query.name} AS {query}")
     assert load_queries("intertie.lane").misnamed() == []
+
+
+# --- places, states, idle beats ------------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_row_keeps_its_place_its_moves_and_its_state(world: World) -> None:
+    moves = (NOON, NOON + timedelta(minutes=3))
+    first = replace(row(ack=0), place="place-a", moves=moves, state=LaneState.CONTESTED, state_since=NOON, epoch_told=9, version=2)
+    for saved in (first, replace(first, heard=2, moves=(), state_since=None)):
+        await receive(world, saved)
+        assert await world.tables.site(LANE, A) == saved
+    assert await world.tables.highest_epoch_told() == 9
+
+
+async def test_an_idle_beat_is_written_only_over_what_its_writer_last_saw(world: World) -> None:
+    first = row(ack=0, heard=1)
+    await receive(world, first)
+    second = replace(first, heard=2, last_nonce=4, taken_nonce=3, last_heard=NOON + timedelta(seconds=5), running=None, settings_revision=5)
+    assert await world.tables.beat(LANE, [(first, second)]) == {A}
+    assert await world.tables.site(LANE, A) == second
+    assert await world.tables.beat(LANE, [(first, replace(second, heard=9))]) == set(), "another copy wrote it since"
+    stands = replace(second, state=LaneState.FORKED, state_since=NOON)
+    await receive(world, stands)
+    assert await world.tables.beat(LANE, [(second, replace(second, heard=3))]) == set(), "it was called forked since"
+    assert await world.tables.site(LANE, A) == stands
+
+
+async def test_what_an_earlier_journal_left_open_comes_first_and_its_end_is_known(world: World) -> None:
+    other = JournalId("jnl-0-replaced-by-a-name-that-sorts-before")
+    await receive(world, row(ack=2), entries(1, 2))
+    await receive(world, replace(row(ack=1, heard=2), journal=other), entries(1, 1))
+    found = [(entry.journal, entry.seq) for entry in await world.tables.open_entries(LANE, A, 9)]
+    assert found == [(JOURNAL, 1), (JOURNAL, 2), (other, 1)]
+    async with world.tables.turn(LANE, [A]) as turn:
+        assert await turn.ends(A, [JOURNAL, other, JournalId("jnl-nowhere")]) == {JOURNAL: 2, other: 1}
