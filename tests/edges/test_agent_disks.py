@@ -86,7 +86,7 @@ async def test_a_disk_that_fills_up_closes_the_site_and_opens_it_when_there_is_r
         await world.run(after)
         await world.site.idle()
         told = [entry for entry in await world.entries(Lane.REGISTRY) if isinstance(entry, SiteCondition)]
-        assert [(entry.accepting, entry.code) for entry in told] == [(False, "disk_low"), (True, "")]
+        assert [(entry.accepting, entry.code) for entry in told] == [(True, ""), (False, "disk_low"), (True, "")]
 
 
 async def test_a_lease_on_a_full_disk_stays_as_it_was(short_folder: Path, disk: Path) -> None:
