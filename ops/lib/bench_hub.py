@@ -53,6 +53,9 @@ class Rig:
     account: str
     session: aiohttp.ClientSession
     token: str
+    layout: HubLayout
+    site: Path
+    """The agent's data folder."""
 
     async def call(self, method: str, path: str, reply: type[T], body: object = None, *, headers: Mapping[str, str] | None = None) -> T:
         """One request as the tenant's user; errors as `IntertieError`s."""
@@ -97,11 +100,11 @@ async def running(slots: int) -> AsyncIterator[Rig]:
         hub = _start(layout, "hub", ("intertie.cli", "hub", "up", "--data", str(layout.data)), environ)
         children.append(hub)
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=64)) as session:
-            rig = Rig(layout.public_url, hub, hub, job_account(), session, "")
+            site = folder / "site"
+            rig = Rig(layout.public_url, hub, hub, job_account(), session, "", layout, site)
             await until(lambda: _answers(rig, layout), "the hub serves", START_S)
             admin = (layout.data / "admin.token").read_text(encoding="ascii").strip()  # noqa: ASYNC240  # a few bytes
             user, invited = await _prepare(rig, admin)
-            site = folder / "site"
             await asyncio.to_thread(join_site, rig.url, invited, site, None, interconnect="none", slots=slots)
             if rig.account:
                 await rig.call("PUT", f"/v1/tenants/{TENANT}/mappings/{SITE}", MappingsReply, MappingBody(account=rig.account))

@@ -119,6 +119,12 @@ class FarStack(Stack):
         assert child is not None
         return child.pid
 
+    async def kill_for_good(self, name: str) -> None:
+        """`kill -9` an agent, and nobody starts another."""
+        child = self.sites[name].child
+        assert child is not None
+        await asyncio.to_thread(child.kill)
+
     async def stop(self) -> None:
         for site in self.sites.values():
             if site.child is not None:
