@@ -213,7 +213,7 @@ def test_a_restart_in_the_same_place_and_boot_goes_on_with_the_session() -> None
 
 @pytest.mark.parametrize(("place", "boot"), [(THERE, "boot-1"), (HERE, "boot-2")])
 def test_another_place_or_boot_takes_over_once_and_the_former_is_superseded(place: str, boot: str) -> None:
-    """D8, BR-058: two agents with one identity."""
+    """D8: two agents with one identity."""
     took = verdict(known(), at(place, sync(11, 12, session="ses-2", nonce=1, taken=0, kernel_boot=boot)))
     assert took.state is OK and took.row is not None
     former = verdict(took.row, at(HERE, sync(13, 12, session="ses-1", nonce=9, taken=8, boot_s=200)))

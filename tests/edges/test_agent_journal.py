@@ -476,7 +476,7 @@ async def test_a_journal_that_stayed_where_it_was_goes_on_as_it_is(short_folder:
 
 
 async def test_a_copy_opens_a_journal_of_its_own(short_folder: Path) -> None:
-    """D2, D8, BR-058: a cloned machine, a restored file, a copied volume."""
+    """D2, D8: a cloned machine, a restored file, a copied volume."""
     first = await SqliteJournal.open(short_folder / "journal.db")
     await first.renew(renewal("first"))
     await first.append(fact(2))
