@@ -225,7 +225,7 @@ def test_init_again_keeps_keys_and_passwords_and_what_was_decided(short_folder: 
 def test_every_secret_is_readable_by_its_owner_only(short_folder: Path) -> None:
     layout = new_hub(short_folder)
     secrets = [*layout.keys.glob("*.nk"), *layout.creds.glob("*"), *layout.secrets.glob("*")]
-    assert len(secrets) == 9 + 7 + 7
+    assert len(secrets) == 10 + 8 + 7
     assert {file.stat().st_mode & 0o7777 for file in secrets} == {0o600}
     assert {folder.stat().st_mode & 0o7777 for folder in (layout.keys, layout.creds, layout.secrets, layout.run, layout.log)} == {0o700}
 
