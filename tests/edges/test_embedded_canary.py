@@ -33,7 +33,13 @@ async def test_the_canary_syncs_on_the_schedulers_lane_under_its_own_name_and_sa
         try:
             await scheduler.subscribe("intertie.v1.up.*.scheduler.sync", answer)
             assert (await canary.request("up.scheduler.sync", b"", timeout_s=5)).body == b"synced"
-            for subject in ("up.registry.sync", "up.metering.sync", "up.answer", "tel.gpu.node", "intertie.v1.evt.scheduler.job.changed.t.s"):
+            for subject in (
+                "up.registry.sync",
+                "up.metering.sync",
+                "up.answer",
+                "tel.gpu.node",
+                "intertie.v1.evt.scheduler.job.changed.t.s",
+            ):
                 with pytest.raises(Unavailable):
                     await canary.request(subject, b"", timeout_s=1)
         finally:
