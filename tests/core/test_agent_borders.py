@@ -13,7 +13,7 @@ from intertie.agent.core import periods, usage
 from intertie.agent.core.model import StartedRecord, State
 from intertie.agent.core.periods import PeriodBook
 from intertie.contracts.usage import UsagePhase
-from intertie.ids import SegmentId, SiteName
+from intertie.ids import SiteName
 
 SHANGHAI = "Asia/Shanghai"
 NS = 1_000_000_000
@@ -50,8 +50,27 @@ def test_a_segment_that_ends_on_the_border_belongs_to_the_period_that_it_closes(
     run = attempt(state=State.RUNNING, started=started)
     hour = 3_600_000_000
     parts = [usage.Span(UsagePhase.RUN, 0, hour, "period"), usage.Span(UsagePhase.RUN, hour, 2 * hour)]
-    told = usage.segments(run, SiteName("lab"), parts, [SegmentId("a"), SegmentId("b")], islanded=False)
-    assert {name: [s.id for s in some] for name, some in periods.grouped(told, SHANGHAI).items()} == {"2026-11": ["a"], "2026-12": ["b"]}
+    told = usage.segments(run, SiteName("lab"), parts, after=0, islanded=False)
+    grouped = periods.grouped(told, SHANGHAI)
+    assert grouped == {"2026-11": told[:1], "2026-12": told[1:]}
+
+
+def test_an_end_that_is_measured_again_says_the_same_segments() -> None:
+    """A site that lost its journal tells an end once more: a segment's id follows from its attempt and its place, not from the telling."""
+    started = StartedRecord(utc_ns=int(at("2026-11-30T15:00:00").timestamp()) * NS, boot_ns=NS, native_id="1")
+    run = attempt(state=State.RUNNING, started=started)
+    parts = [usage.Span(UsagePhase.RUN, 0, 5), usage.Span(UsagePhase.STAGE_OUT, 5, 7)]
+    told, again = (usage.segments(run, SiteName("lab"), parts, after=0, islanded=alone) for alone in (False, True))
+    assert [one.id for one in told] == [one.id for one in again] and len({one.id for one in told}) == 2
+    later = usage.segments(run, SiteName("lab"), parts, after=2, islanded=False)
+    assert not {one.id for one in told} & {one.id for one in later}
+
+
+def test_what_is_counted_of_a_period_is_what_lies_in_it() -> None:
+    started = StartedRecord(utc_ns=int(at("2026-11-30T15:00:00").timestamp()) * NS, boot_ns=NS, native_id="1")
+    hour = 3_600_000_000
+    parts = [usage.Span(UsagePhase.RUN, 0, hour, "period"), usage.Span(UsagePhase.RUN, hour, 2 * hour)]
+    told = usage.segments(attempt(state=State.RUNNING, started=started), SiteName("lab"), parts, after=0, islanded=False)
     book = periods.added(PeriodBook(), periods.grouped(told, SHANGHAI)["2026-11"])
     assert book.counts == (1, 1, 1_000 * hour)
 

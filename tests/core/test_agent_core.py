@@ -39,7 +39,7 @@ from intertie.contracts.job import Cause, Resources
 from intertie.contracts.link import OfferBody
 from intertie.contracts.site import DeviceKind, DeviceState
 from intertie.contracts.usage import UsagePhase
-from intertie.ids import AttemptId, DeviceId, JobId, JournalId, PoolName, SegmentId, SiteName, TenantName
+from intertie.ids import AttemptId, DeviceId, JobId, JournalId, PoolName, SiteName, TenantName
 
 AT = datetime(2026, 12, 1, tzinfo=UTC)
 NOW = Moment(AT, 1_000.0, "boot-1")
@@ -523,7 +523,7 @@ def test_an_attempt_has_one_anchor_and_the_last_segment_says_so() -> None:
     started = StartedRecord(utc_ns=1_796_083_200_123_456_789, boot_ns=5 * 10**9, native_id="1", offset_s=0.25, error_s=0.01)
     work = attempt(started=started)
     spans = usage.spans(staged_us=2_000_000, ran_us=6_418_001, packing_us=0)
-    first, last = usage.segments(work, SiteName("lab"), spans, [SegmentId("a"), SegmentId("b")], islanded=True)
+    first, last = usage.segments(work, SiteName("lab"), spans, after=0, islanded=True)
     assert first.anchor == last.anchor and last.anchor.utc == usage.utc_of(started.utc_ns)
     assert (first.end, last.start, last.end - last.start) == (last.anchor.utc, last.anchor.utc, timedelta(microseconds=6_418_001))
     assert (first.last, last.last, last.islanded) == (False, True, True)

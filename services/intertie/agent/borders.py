@@ -22,7 +22,7 @@ from intertie.agent.journal import Also, Cursor
 from intertie.contracts.base import encode
 from intertie.contracts.link import EntryBase, Lane, PeriodClosed, SegmentClosed
 from intertie.contracts.usage import Segment
-from intertie.ids import AttemptId, SegmentId, mint
+from intertie.ids import AttemptId
 from intertie.link.journal import NextSeq
 from intertie.observe import log
 from intertie.trust.seal import seal
@@ -158,8 +158,8 @@ class Borders:
         through = max(0, passed[-1])
         inside = self.inside(attempt, through)
         parts = usage.spans_through(through, staged_us=usage.staged_us(attempt, site.boot), borders_us=inside, cut=before)
-        ids = [SegmentId(mint("seg")) for _ in parts]
-        told = usage.segments(attempt, site.joined.site, parts, ids, islanded=site.islanded(), final=False)
+        after = before.segments if before is not None else 0
+        told = usage.segments(attempt, site.joined.site, parts, after=after, islanded=site.islanded(), final=False)
         cut = usage.extended(before, through, usage.counts(attempt, parts))
         sealed = [seal(site.key, encode(one), site.key.public) for one in told]
 

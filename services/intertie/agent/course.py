@@ -28,7 +28,7 @@ from intertie.contracts.job import ResultRef
 from intertie.contracts.link import Ended, EntryBase, Lane, ResultStored, SegmentClosed, Started
 from intertie.contracts.usage import Segment
 from intertie.errors import Refused, Unavailable
-from intertie.ids import AttemptId, SegmentId, mint
+from intertie.ids import AttemptId
 from intertie.link.journal import Build, NextSeq
 from intertie.observe import log
 from intertie.trust.seal import seal
@@ -262,8 +262,8 @@ class Course:
             cut=cut,
         )
         told = usage.counts(attempt, parts, cut)
-        ids = [SegmentId(mint("seg")) for _ in parts]
-        measured = usage.segments(attempt, site.joined.site, parts, ids, islanded=site.islanded())
+        after = cut.segments if cut is not None else 0
+        measured = usage.segments(attempt, site.joined.site, parts, after=after, islanded=site.islanded())
         sealed = [seal(site.key, encode(segment), site.key.public) for segment in measured]
         ended, started = attempt.ended, usage.utc_of(attempt.started.utc_ns)
 

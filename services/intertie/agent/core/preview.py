@@ -17,7 +17,7 @@ from intertie.contracts.job import Attribution
 from intertie.contracts.local import LocalStatement, PoolUse, PreviewLine
 from intertie.contracts.usage import MeterSpec, Segment, UsagePhase, WhoPays
 from intertie.errors import Refused
-from intertie.ids import AttemptId, SegmentId, SiteName, TenantName
+from intertie.ids import AttemptId, SiteName, TenantName
 from intertie.rating import rate_period
 
 # A screen's worth of pages; the sums are of all lines.
@@ -79,7 +79,7 @@ def _run(record: Record, site: SiteName) -> Segment | None:
     if attempt.started is None or record.run_us <= 0:
         return None
     whole = [usage.Span(UsagePhase.RUN, 0, record.run_us)]
-    return usage.segments(attempt, site, whole, [SegmentId(f"preview-{attempt.id}")], islanded=record.islanded)[0]
+    return usage.segments(attempt, site, whole, after=0, islanded=record.islanded)[0]
 
 
 def _line(record: Record, segment: Segment, period: Period, spec: MeterSpec | None) -> tuple[PreviewLine, Decimal | None, str]:

@@ -127,15 +127,17 @@ def extended(cut: Cut | None, through_us: int, told: Counts) -> Cut:
     )
 
 
-def segments(
-    attempt: Attempt, site: SiteName, spans: Sequence[Span], ids: Sequence[SegmentId], *, islanded: bool, final: bool = True
-) -> list[Segment]:
-    """One `Segment` per span, the last one marked so if these are the `final` ones. The attempt must have started."""
+def segments(attempt: Attempt, site: SiteName, spans: Sequence[Span], *, after: int, islanded: bool, final: bool = True) -> list[Segment]:
+    """One `Segment` per span, the last one marked so if these are the `final` ones. The attempt must have started.
+
+    `after`: how many were told before. A segment's id follows from its attempt and place, so that a site that lost its journal and measures
+    an end again says the same segment and not a second one.
+    """
     assert attempt.started is not None
     fixed = anchor(attempt.started, attempt.kernel_boot)
     return [
         Segment(
-            id=name,
+            id=SegmentId(f"seg-{attempt.id.removeprefix('att-')}-{after + index}"),
             site=site,
             pool=attempt.pool,
             attempt=attempt.id,
@@ -152,7 +154,7 @@ def segments(
             anchor=fixed,
             attribution=attempt.attribution,
         )
-        for index, (span, name) in enumerate(zip(spans, ids, strict=True))
+        for index, span in enumerate(spans)
     ]
 
 
