@@ -17,7 +17,7 @@ import pytest
 from tests.conftest import PgDatabase
 from tests.edges.conftest import RunningHub
 from tests.edges.scheduler_world import ACME, CLOCK, Agent, alive, pool_record, site_record
-from tests.edges.store_world import until
+from tests.edges.store_world import running, until
 from tests.edges.test_lane_real import new_site
 
 from intertie.bus import rpc
@@ -32,6 +32,7 @@ from intertie.contracts.site import SitesReply
 from intertie.contracts.usage import MeteringSnapshotReply
 from intertie.errors import Denied, Refused, Unauthenticated, Unavailable
 from intertie.ids import JobId, PrincipalId, SiteName, TenantName
+from intertie.scheduler.canary import Canary
 from intertie.store import EVENTS
 from intertie.trust.claims import sign_claims, verify_claims
 from intertie.trust.login import FileLogin
@@ -49,6 +50,8 @@ class World:
     pg: PgDatabase
     bus: NatsBus
     site: SiteName
+    canary: bool = True
+    """The process runs a canary of its own."""
 
     def environ(self) -> dict[str, str]:
         url, password = self.pg.role("scheduler")
@@ -66,7 +69,7 @@ class World:
             "INTERTIE_DATA_DIR": str(self.folder),
             "INTERTIE_READY_FILE": str(self.folder / "ready"),
             "INTERTIE_BEAT_S": "0.2",
-        }
+        } | ({"INTERTIE_CANARY_CREDS": str(self.hub.layout.creds_file("canary"))} if self.canary else {})
 
     def log(self) -> str:
         return (self.folder / "scheduler.log").read_text(encoding="utf-8")
@@ -168,6 +171,23 @@ async def agent(world: World) -> AsyncIterator[Agent]:
     try:
         async with alive(found):
             yield found
+    finally:
+        await bus.close()
+
+
+async def test_the_canary_is_answered_across_its_account_after_a_commit_and_is_no_site(world: World) -> None:
+    """LINK D5: the whole way from a site to the disk, and silence when that way is cut."""
+    world.canary = False
+    login = FileLogin(world.hub.layout.creds_file("canary"))
+    bus = await NatsBus.connect(world.hub.layout.bus_url, name="canary", credentials=login)
+    answered = list[float]()
+    try:
+        async with running(Canary(bus, CLOCK, beat_s=0.1).run(answered.append)):
+            async with world.scheduler():
+                await until(lambda: len(answered) >= 3, "the canary is answered", within_s=LIMIT_S)
+            heard = len(answered)
+            async with world.scheduler():
+                await until(lambda: len(answered) > heard + 1, "and by the next process, too", within_s=LIMIT_S)
     finally:
         await bus.close()
 

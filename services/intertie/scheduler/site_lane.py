@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime, tzinfo
+from datetime import UTC, datetime, timedelta, tzinfo
 from functools import partial
 from typing import Any, TypeVar
 
@@ -44,6 +44,7 @@ from intertie.scheduler.core.grants import GRANTS_PER_SITE
 from intertie.scheduler.core.interpret import Source, interpret, without_nul
 from intertie.scheduler.core.orders import FIRST, START_WITHIN_S, STOP_GRACE_S, Order, instruction_id, stop_words
 from intertie.scheduler.core.rows import Change, File, Ignored, line
+from intertie.scheduler.core.silence import LOST_AFTER
 from intertie.scheduler.core.ways import lost_range
 from intertie.scheduler.knowledge import Knowledge
 from intertie.scheduler.rounds import Planner
@@ -80,10 +81,12 @@ class SiteLane:
         epoch: int = 1,
         zone: tzinfo = UTC,
         own_keys: Sequence[str] = (),
+        lost_after: timedelta = LOST_AFTER,
     ) -> None:
         """`own_keys`: public keys that this service sealed with before; what a site holds from then is ours, too."""
         self._store, self._lanes, self._knowledge, self._planner = store, lanes, knowledge, planner
         self._clock, self._key, self._scale, self._epoch, self._zone = clock, key, scale, epoch, zone
+        self._lost_after = lost_after
         self._keys = tuple(dict.fromkeys((key.public, *own_keys)))
         self._made: dict[SiteName, tuple[Digest, Revision]] = {}
 
@@ -127,7 +130,7 @@ class SiteLane:
         return changes
 
     def _compared(self, said: JournalOpened, source: Source, now: datetime, file: File) -> Change | Ignored:
-        return ways.opened(said, file, source, now)
+        return ways.opened(said, file, source, now, lost_after=self._lost_after)
 
     def _adopt(self, held: HeldAttempt, offer: OfferBody, source: Source, now: datetime, file: File) -> Change | Ignored:
         if any(a.record.attempt == held.attempt for a in (*file.others, *([file.attempt] if file.attempt else []))):

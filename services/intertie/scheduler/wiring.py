@@ -18,6 +18,7 @@ from intertie.scheduler.canary import Canary
 from intertie.scheduler.core.hearing import CANARY_BEAT_S, SILENT_S, Hearing
 from intertie.scheduler.core.judge import Limits
 from intertie.scheduler.core.sight import LIVE_S, Sight
+from intertie.scheduler.core.silence import LOST_AFTER
 from intertie.scheduler.core.world import World
 from intertie.scheduler.knowledge import QUIET_S, Knowledge
 from intertie.scheduler.rounds import Check, Planner
@@ -32,7 +33,6 @@ LEASE_S = 1_800
 LEAST_LIVE_S = 2.0
 LEAST_SILENT_S = 5.0
 LEAST_CANARY_S = 0.5
-LOST_AFTER = timedelta(days=7)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,9 @@ async def wire(
 
     singer = Canary(canary, clock, beat_s=canary_beat_s) if canary is not None else None
     planner = Planner(store, lanes, knowledge, clock, nudge, zone=zone, scale=scale, check=check, limits=limits, canary=singer)
-    lane = SiteLane(store, lanes, knowledge, planner, clock, key, scale=scale, epoch=epoch, zone=zone, own_keys=own_keys)
+    lane = SiteLane(
+        store, lanes, knowledge, planner, clock, key, scale=scale, epoch=epoch, zone=zone, own_keys=own_keys, lost_after=lost_after
+    )
     keeper = LaneKeeper(
         bus,
         Lane.SCHEDULER,

@@ -5,7 +5,7 @@ work that this hub does not know is taken up, by its own seal: from a signed off
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from intertie.contracts.incident import ReportIncident, Severity
 from intertie.contracts.job import AttemptRecord, Attribution, JobSpec, JobState
@@ -26,7 +26,9 @@ ISLANDED_KEY, ADOPTED_KEY = "islanded:", "adopted:"
 # --- a journal opened anew ---------------------------------------------------------------------------------------------------------------
 
 
-def opened(entry: JournalOpened, file: File, source: Source, now: datetime) -> Change | Ignored:
+def opened(
+    entry: JournalOpened, file: File, source: Source, now: datetime, *, lost_after: timedelta = silence.LOST_AFTER
+) -> Change | Ignored:
     """One open attempt of the site against what its new journal holds. Named: it is held there now. Not named, and the same place: it is surely
     gone. Not named elsewhere: nobody has looked where it ran, so it stays unreachable, with a date."""
     attempt = file.attempt
@@ -40,7 +42,7 @@ def opened(entry: JournalOpened, file: File, source: Source, now: datetime) -> C
     if entry.same_place:
         why = f"{source.site} opened a new journal ({entry.why}) in the same place, searched its job folders and does not hold it"
         return silence.gone(file, actor=source.actor, why=why, evidence=evidence, now=now)
-    promised = silence.promise(file, since=None, lost_after=silence.LOST_AFTER, now=now)
+    promised = silence.promise(file, since=None, lost_after=lost_after, now=now)
     return promised if isinstance(promised, Change) else Ignored("its date is promised already")
 
 
