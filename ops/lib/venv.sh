@@ -16,6 +16,16 @@ find_python() {
   return 1
 }
 
+# Seconds instead of minutes. It trusts what the machine trusts: behind a proxy with a certificate of its own, nothing else works.
+install_by_uv() (
+  "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check uv==0.13.9 2>/dev/null || exit 1
+  # A bar for people, one line for logs.
+  if [ -t 2 ]; then quiet=; else quiet=--quiet; fi
+  export VIRTUAL_ENV="$VENV" UV_SYSTEM_CERTS="${UV_SYSTEM_CERTS:-1}"
+  "$VENV/bin/uv" pip install $quiet --require-hashes -r requirements.lock >&2 &&
+    "$VENV/bin/uv" pip install --quiet --no-deps -e . >&2
+)
+
 make_venv() {
   stamp="$VENV/.locked"
   now="$(cat requirements.lock pyproject.toml | cksum)"
@@ -33,15 +43,10 @@ make_venv() {
       rm -rf "$VENV"; say "Python's venv module is missing; on Debian or Ubuntu: apt-get install python3-venv"; exit 1; }
   fi
   say "· installing from requirements.lock (hashes checked)"
-  if ! "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check uv==0.13.9 2>/dev/null; then
-    say "· uv is not to be had here; pip does it, slower"
+  if ! install_by_uv; then
+    say "· uv is not to be had here, or cannot fetch; pip does it, slower"
     "$VENV/bin/python" -m pip install --disable-pip-version-check --require-hashes -r requirements.lock >&2
     "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps -e . >&2
-  else
-    # A bar for people, one line for logs.
-    if [ -t 2 ]; then quiet=; else quiet=--quiet; fi
-    VIRTUAL_ENV="$VENV" "$VENV/bin/uv" pip install $quiet --require-hashes -r requirements.lock >&2
-    VIRTUAL_ENV="$VENV" "$VENV/bin/uv" pip install --quiet --no-deps -e . >&2
   fi
   printf '%s' "$now" > "$stamp"
 }
