@@ -113,6 +113,21 @@ class Tongue:
             mark = next_digest(mark, raw)
         return mark
 
+    def holding(self) -> list[AttemptId]:
+        """What its own journal says holds devices: a digest without it would be the site's word that it is gone."""
+        held: dict[AttemptId, None] = {}
+        for raw in self.raws:
+            try:
+                said = msgspec.json.decode(raw)
+                kind, attempt = said["kind"], AttemptId(said["attempt"])
+            except (msgspec.DecodeError, KeyError, TypeError):
+                continue
+            if kind in ("claimed", "staging", "started"):
+                held[attempt] = None
+            elif kind in ("ended", "not_started"):
+                held.pop(attempt, None)
+        return list(held)
+
     def sync(self, **lies: Any) -> Sync:
         """The next honest sync, but for the lies."""
         self.nonce += 1
@@ -127,7 +142,7 @@ class Tongue:
             "digest_before": self.digest_at(self.acked),
             "entries": [msgspec.Raw(raw) for raw in self.raws[self.acked :]],
             "at_head": True,
-            "running": [],
+            "running": self.holding(),
             "instruction_epoch": self.mark[0],
             "instruction_mark": self.mark[1],
             "clocks": Clocks(utc=CLOCK.now(), boot_s=CLOCK.monotonic_s(), kernel_boot="boot-1"),
