@@ -101,6 +101,16 @@ def test_someone_without_a_role_may_do_nothing(action: str) -> None:
     assert outcome(claims(), action, MINE, HERE) == "rights.denied"
 
 
+def test_who_is_denied_is_sent_to_people_and_not_to_a_process() -> None:
+    for action, step in (
+        ("drill.read", "ask someone with the role auditor or operator or site_owner"),
+        ("site.register", "only the federation's own processes may"),
+    ):
+        with pytest.raises(Denied) as denied:
+            scope(claims(Role.TENANT_USER), action)
+        assert denied.value.next_step == step
+
+
 @pytest.mark.parametrize("action", sorted(TABLE))
 def test_a_role_without_its_tenant_or_site_is_no_right_to_what_belongs_to_nobody(action: str) -> None:
     for role in (Role.TENANT_ADMIN, Role.TENANT_USER, Role.SITE_OWNER, Role.SITE):

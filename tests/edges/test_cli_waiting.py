@@ -196,9 +196,19 @@ def test_quarantine_is_listed_and_read_again_by_its_service(hub: Hub) -> None:
     ]
 
 
+def test_without_a_service_all_three_are_asked_and_each_row_says_whose_it_is(hub: Hub) -> None:
+    entry = QuarantinedEntry(site=SITE, journal=JournalId("jnl-1"), seq=4, kind="of_tomorrow", error="no", size=9, at=NOW)
+    full, none = QuarantineReply(entries=[entry], total=1), QuarantineReply(entries=[], total=0)
+    hub.answers = [none, full, none, none, full, none]
+    listed = CliRunner().invoke(waiting.quarantine, ["list"])
+    assert listed.output.startswith(f"scheduler\t{SITE}\tjnl-1/4"), listed.output
+    told = msgspec.json.decode(CliRunner().invoke(waiting.quarantine, ["list", "--json"]).output, type=dict[str, QuarantineReply])
+    assert [(name, len(reply.entries)) for name, reply in told.items()] == [("registry", 0), ("scheduler", 1), ("metering", 0)]
+
+
 @pytest.mark.parametrize("entry", ["jnl-1", "/4", "jnl-1/x", "jnl-1/"])
 def test_an_entry_is_named_by_journal_and_number(hub: Hub, entry: str) -> None:
-    told = CliRunner().invoke(waiting.quarantine, ["retry", SITE, "--service", "registry", "--entry", entry, "--reason", "x"])
+    told = CliRunner().invoke(waiting.quarantine, ["retry", SITE, "--service", "registry", "--entry", entry, "--reason", "upgraded"])
     assert told.exit_code == 2 and "write JOURNAL/SEQ" in told.output
 
 

@@ -26,6 +26,8 @@ from intertie.embedded.nats import Nats
 from intertie.embedded.postgres import Postgres
 from intertie.embedded.process import Child, explain_end, require_free_port, start_child, stop_leftover
 from intertie.errors import Conflict, IntertieError, Unavailable
+from intertie.text import language
+from intertie.text import say as words
 
 # Imports of a service cost a second of CPU; seven of them on two busy cores, a first migration, and room.
 READY_TIMEOUT_S = 60.0
@@ -238,11 +240,11 @@ class HubSupervisor:
                     next_step=f"read {self.layout.log / part.name}.log",
                 )
             pause_s = self.policy.pause_s(ends)
-            self._say(f"{part.name} {last}; it is started again in {pause_s:.1f} s")
+            self._tell("again", name=part.name, last=last, pause=f"{pause_s:.1f}")
             await asyncio.sleep(pause_s)
             try:
                 await self._up(part)
-                self._say(f"{part.name} serves again (pid {part.history[-1].pid})")
+                self._tell("serves", name=part.name, pid=part.history[-1].pid)
             except IntertieError as error:
                 last = f"cannot start: {error.text}"
                 if part.child is not None:
@@ -293,6 +295,9 @@ class HubSupervisor:
 
     # --- around ----------------------------------------------------------------------------------------------------------------------------
 
+    def _tell(self, key: str, **values: object) -> None:
+        self._say(words(f"hub.{key}", language(), **values))
+
     @property
     def _parts(self) -> list[_Part]:
         return [*self._servers, *self._services]
@@ -303,7 +308,7 @@ class HubSupervisor:
         known = [(part.name, part.grace_s, part.stop_signal) for part in reversed(self._parts)]
         for name, grace_s, number in [*((name, STOP_GRACE_S, signal.SIGTERM) for name in more), *known]:
             if stop_leftover(self.layout.run, name, grace_s=grace_s, stop_signal=number):
-                self._say(f"{name} was left running by an earlier run; it was stopped")
+                self._tell("leftover", name=name)
 
     def _take_lock(self) -> None:
         """One supervisor per folder; the kernel gives the lock back however it ends."""

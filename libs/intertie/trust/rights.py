@@ -116,10 +116,11 @@ def scope(claims: Claims, action: str) -> Scope:
         site=claims.site if _AT_SITE in relations else None,
     )
     if not found.everything and found.tenant is None and found.site is None:
+        people = sorted(set(granted) - {_SERVICE, _SITE})
         raise Denied(
             "rights.denied",
             f"{claims.name} ({', '.join(sorted(claims.roles)) or 'no role'}) may not {action}",
-            next_step=f"ask someone with the role {' or '.join(sorted(granted))}",
+            next_step=f"ask someone with the role {' or '.join(people)}" if people else "only the federation's own processes may",
         )
     return found
 

@@ -93,6 +93,13 @@ def main() -> None:
     except BrokenPipeError:
         sys.stderr.close()
         sys.exit(0)
+    except OSError as err:
+        if err.filename is None:
+            raise
+        from intertie.cli.out import fail
+        from intertie.errors import Refused
+
+        fail(Refused("cli.file", f"{err.filename}: {err.strerror}", next_step="name another file or folder, or ask who may write there"))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from intertie.cli.client import Client
-from intertie.cli.out import EXIT_FAILED, json_option, line, local, note, now, print_json, table
+from intertie.cli.out import EXIT_FAILED, json_option, line, local, note, now, print_json, read_as, table
 from intertie.cli.session import connect
 from intertie.contracts.audit import (
     AuditAnchor,
@@ -86,7 +86,7 @@ def verify(file: Path | None, heads: Path | None, key: str, as_json: bool) -> No
 
     With FILE (of `audit export`) no hub is asked. --heads finds a chain that was cut back even by someone who also rules identity.
     """
-    export = decode(file.read_bytes(), AuditExport, what=str(file)) if file is not None else collect(connect())
+    export = _exported(file) if file is not None else collect(connect())
     verdict = verify_export(export, key=key, kept=_kept(heads) if heads is not None else ())
     if as_json:
         print_json(verdict)
@@ -141,11 +141,17 @@ def _chain(client: Client, service: str) -> ServiceChain:
             return ServiceChain(service=service, links=links, unchained=page.unchained, waiting=page.waiting)
 
 
+def _exported(file: Path) -> AuditExport:
+    with read_as(file, "export of the audit", "intertie audit export FILE"):
+        return decode(file.read_bytes(), AuditExport, what=str(file))
+
+
 def _kept(path: Path) -> list[AuditAnchor]:
     lines = [text for text in path.read_text(encoding="utf-8").splitlines() if text.strip()]
     if not lines:
         raise Refused("audit.heads", f"{path} holds no head", next_step="intertie audit heads >> FILE")
-    return [decode(text, AuditAnchor, what=f"a line of {path}") for text in lines]
+    with read_as(path, "file of heads", "intertie audit heads >> FILE"):
+        return [decode(text, AuditAnchor, what=f"a line of {path}") for text in lines]
 
 
 def _tell(verdict: AuditVerdict, *, chains: int, pinned: bool) -> None:

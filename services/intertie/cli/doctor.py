@@ -14,11 +14,15 @@ import msgspec
 
 from intertie.cli.client import Client
 from intertie.cli.config import load_login
-from intertie.cli.out import json_option, line, print_json
+from intertie.cli.out import json_option, line, local, print_json
 from intertie.contracts.http import Health, Whoami
 from intertie.contracts.site import SitesReply
 from intertie.errors import IntertieError
 from intertie.text import language, say
+
+
+def _say(key: str, **values: object) -> str:
+    return say(f"doctor.{key}", language(), **values)
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,8 +58,8 @@ def machine() -> Iterator[Finding]:
     yield Finding(
         what="disk",
         level=level,
-        text=f"{free} MiB free at home",
-        fix="" if free > 1024 else "make room: packs and results are written there",
+        text=_say("disk", free=free),
+        fix="" if free > 1024 else _say("disk_fix"),
     )
 
 
@@ -68,20 +72,25 @@ def hub_findings() -> Iterator[Finding]:
         return
     try:
         health = client.get("/healthz", Health)
-        yield Finding(what="hub", level="ok", text=f"{client.url} answers, version {health.version}, bus answers")
+        yield Finding(what="hub", level="ok", text=_say("hub", url=client.url, version=health.version))
         who = client.get("/v1/whoami", Whoami)
         yield Finding(what="token", level="ok", text=f"{who.name}: {', '.join(who.roles)}{f' of {who.tenant}' if who.tenant else ''}")
         sites = client.get("/v1/sites", SitesReply)
     except IntertieError as err:
-        yield Finding(what="hub", level="bad", text=f"{err.text} [{err.code}]", fix=err.next_step)
+        if err.code == "http.503":
+            yield Finding(what="hub", level="bad", text=_say("no_bus", url=client.url), fix=_say("no_bus_fix"))
+        else:
+            yield Finding(what="hub", level="bad", text=f"{err.text} [{err.code}]", fix=err.next_step)
         return
     if not sites.sites:
-        yield Finding(what="sites", level="warn", text="none has joined", fix="intertie site invite NAME --owner WHO --tenant TENANT")
+        yield Finding(what="sites", level="warn", text=_say("no_site"), fix="intertie site invite NAME --owner WHO --tenant TENANT")
     for s in sites.sites:
-        if s.freshness == "fresh" and s.hears_us:
-            yield Finding(what=f"site {s.site}", level="ok", text="heard, and hears us")
+        what = _say("site", site=s.site)
+        if s.left_at is not None:
+            yield Finding(what=what, level="ok", text=say("site.left", language(), at=local(s.left_at)))
+        elif s.freshness == "fresh" and s.hears_us:
+            yield Finding(what=what, level="ok", text=_say("heard"))
         else:
-            fix = "on its machine: intertie local status"
             # Heard a moment ago, but the site has not said that our answers arrive.
-            text = "heard, but does not hear us" if s.freshness == "fresh" else say(f"freshness.{s.freshness}", language())
-            yield Finding(what=f"site {s.site}", level="warn", text=text, fix=fix)
+            text = _say("one_way") if s.freshness == "fresh" else say(f"freshness.{s.freshness}", language())
+            yield Finding(what=what, level="warn", text=text, fix=_say("site_fix"))

@@ -11,8 +11,8 @@ import click
 
 from intertie.cli.client import Client
 from intertie.cli.config import config_dir
-from intertie.cli.local_drill import seconds_of
-from intertie.cli.out import EXIT_FAILED, ago, json_option, line, note, now, print_json, table
+from intertie.cli.local_drill import cut_of, seconds_of, span
+from intertie.cli.out import EXIT_FAILED, ago, json_option, line, note, now, print_json, read_as, table
 from intertie.cli.out import local as clock_time
 from intertie.cli.session import connect
 from intertie.contracts.drill import (
@@ -56,7 +56,7 @@ TEXTS = {
     "signed": ("signed with the key {public} ({path})", "已用密钥 {public} 签名({path})"),
     "passed": ("passed", "通过"),
     "failed": ("failed", "未通过"),
-    "consented": ("cuts of up to {longest} s are allowed", "允许每次最长 {longest} 秒的断链演练"),
+    "consented": ("cuts of up to {longest} are allowed", "允许每次最长 {longest}的断链演练"),
     "not_consented": ("no drill is allowed", "不允许演练"),
     "no_drill_passed": ("no passed drill younger than {days} days (policy)", "{days} 天内没有通过的断链演练(策略要求)"),
     "drill_passed": ("last passed drill: {ago} ago", "最近一次通过的演练:{ago} 前"),
@@ -108,7 +108,7 @@ def rehearse(pool: str, cut: str, after: str, no_job: bool, reason: str, as_json
     site, _, name = pool.partition("/")
     if not site or not name:
         raise click.BadParameter("name it as SITE/POOL")
-    seconds, wait_s = seconds_of(cut), seconds_of(after)
+    seconds, wait_s = cut_of(cut), seconds_of(after)
     request = PlanDrill(site=SiteName(site), pool=PoolName(name), kind=DrillKind.REHEARSAL, seconds=seconds, after_s=wait_s, reason=reason)
     _plan(request, as_json)
     if not no_job:
@@ -134,7 +134,7 @@ def _small_job(client: Client, site: SiteName, pool: PoolName, seconds: int) -> 
 @json_option
 def start(site: str, cut: str, after: str, reason: str, as_json: bool) -> None:
     """Cut the whole of SITE off for a while, as its owner allowed."""
-    _plan(PlanDrill(site=SiteName(site), seconds=seconds_of(cut), after_s=seconds_of(after), reason=reason), as_json)
+    _plan(PlanDrill(site=SiteName(site), seconds=cut_of(cut), after_s=seconds_of(after), reason=reason), as_json)
 
 
 @drill.command()
@@ -195,9 +195,9 @@ def consent(site: str, longest: str, until: object, revoke: bool) -> None:
     from datetime import datetime
 
     ends = until.astimezone() if isinstance(until, datetime) else None
-    body = ConsentBody(allowed=not revoke, until=ends, longest_s=seconds_of(longest))
+    body = ConsentBody(allowed=not revoke, until=ends, longest_s=cut_of(longest))
     told = connect().call("PUT", f"/v1/sites/{site}/drill-consent", DrillConsent, body=_json(body))
-    line(_say("consented", longest=told.longest_s) if told.allowed else _say("not_consented"))
+    line(_say("consented", longest=span(told.longest_s)) if told.allowed else _say("not_consented"))
 
 
 def _json(body: object) -> bytes:
@@ -250,7 +250,8 @@ def evidence(drill_id: str) -> None:
 @json_option
 def verify(file: Path, site_key: str, hub_key: str, as_json: bool) -> None:
     """Check FILE without any hub: every signature, and that the verdict follows from what both sides saw; exit 1 if not."""
-    found, faults = verify_file(file.read_bytes(), what=str(file))
+    with read_as(file, "evidence of a drill", "intertie drill sign DRILL --out FILE"):
+        found, faults = verify_file(file.read_bytes(), what=str(file))
     for role, key in (("site", site_key), ("hub", hub_key)):
         faults += [
             f"the {role}'s signature is by another key: {s.key}" for s in found.signatures if key and s.role == role and s.key != key

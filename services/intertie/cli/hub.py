@@ -205,7 +205,8 @@ def restored(data: Path | None, reason: str, live: bool, database_url: str, pass
     table(("SERVICE", "BEFORE", "AFTER"), [(s.service, s.before, s.after) for s in done.services], empty="-")
     if done.doubted:
         note(say("cli.epoch_doubted", language(), sites=", ".join(done.doubted)))
-    note(say("cli.epochs_raised" if any(s.before != s.after for s in done.services) else "cli.epochs_stand", language()))
+    raised = "cli.epochs_raised_live" if live else "cli.epochs_raised"
+    note(say(raised if any(s.before != s.after for s in done.services) else "cli.epochs_stand", language()))
 
 
 def raise_epochs(places: Sequence[StorePlace], reason: str, live: bool) -> EpochsRaised:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from intertie.cli.out import ago, json_option, line, print_json, table
+from intertie.cli.out import ago, json_option, line, print_json, reason_option, table
 from intertie.cli.session import connect
 from intertie.contracts.base import Empty
 from intertie.contracts.http import CloseBody
@@ -55,7 +55,7 @@ def ack(incident_id: str, as_json: bool) -> None:
 
 @incident.command()
 @click.argument("incident_id", metavar="INCIDENT")
-@click.option("--reason", required=True, help="What it was and what was done.")
+@reason_option("What it was and what was done.")
 @json_option
 def close(incident_id: str, reason: str, as_json: bool) -> None:
     """Close INCIDENT with a reason."""

@@ -20,7 +20,7 @@ from intertie.cli.agent import default_site_dir
 from intertie.cli.local_door import call
 from intertie.cli.local_owner import card_hours
 from intertie.cli.local_texts import say_local
-from intertie.cli.out import json_option, line, local, note, print_json
+from intertie.cli.out import json_option, line, local, note, print_json, read_as
 from intertie.clock import SystemClock
 from intertie.contracts.base import Contract, decode, encode
 from intertie.contracts.identity import Joined, LeaveTotals
@@ -86,7 +86,8 @@ def leave(data: Path | None, now: bool, reason: str, receipt: Path | None, yes: 
 @json_option
 def receipt(file: Path, key: str, as_json: bool) -> None:
     """Check a receipt of leaving, offline."""
-    found = decode(file.read_bytes(), ReceiptFile, what=str(file))
+    with read_as(file, "receipt of leaving", "intertie site leave"):
+        found = decode(file.read_bytes(), ReceiptFile, what=str(file))
     totals = open_seal(found.receipt, key or found.identity_key, LeaveTotals)
     if as_json:
         print_json(totals)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import sys
 import time
 from pathlib import Path
@@ -90,6 +91,8 @@ def submit(
 def _script(command: tuple[str, ...]) -> tuple[str, str]:
     """(script text, name). One word that names a readable text file is a script; anything else is a command."""
     path = Path(command[0])
+    if "--" not in sys.argv and not path.exists() and shutil.which(command[0]) is None:
+        raise click.UsageError(f"there is no file {command[0]}, and no such command; a command goes after `--`")
     if len(command) == 1 and path.is_file() and (os.sep in command[0] or "--" not in sys.argv):
         try:
             return path.read_text(encoding="utf-8"), path.name

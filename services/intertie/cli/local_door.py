@@ -48,7 +48,7 @@ def find_socket(data: str | None) -> str:
     raise Unavailable(
         "local.no_agent",
         "there is no agent's socket on this machine" if language() == "en" else "本机没有接入端的套接字",
-        next_step="intertie-agent run --data DIR, or name its folder: intertie local --data DIR …",
+        next_step="start it: intertie agent run --data DIR; or name its folder: intertie local --data DIR …",
     )
 
 
@@ -62,7 +62,11 @@ def call(path: str, method: str, target: str, kind: type[T], body: object | None
     except PermissionError as err:
         raise Refused("local.permission", f"you may not use {path}", next_step="ask its owner for the group intertie, or use sudo") from err
     except (OSError, http.client.HTTPException) as err:
-        raise Unavailable("local.no_agent", f"no agent answers at {path}: {err}", next_step="intertie-agent run --data DIR") from err
+        raise Unavailable(
+            "local.no_agent",
+            f"no agent answers at {path}: {getattr(err, 'strerror', None) or err}",
+            next_step="intertie agent run --data DIR",
+        ) from err
     finally:
         door.close()
     if answer.status < 300:

@@ -13,7 +13,7 @@ from intertie.contracts.local import AllowDrill, LocalDrill
 from intertie.text import language
 
 TEXTS = {
-    "allowed": ("a drill may cut the link for up to {longest} s until {until}", "允许演练断开链路,每次最长 {longest} 秒,截至 {until}"),
+    "allowed": ("a drill may cut the link for up to {longest} until {until}", "允许演练断开链路,每次最长 {longest},截至 {until}"),
     "no_end": ("you take it back", "撤回为止"),
     "not_allowed": ("no drill is allowed here", "本站点不允许演练"),
     "on": ("drill {drill} is on: the link is cut, {left} s are left", "演练 {drill} 进行中:链路已断开,剩余 {left} 秒"),
@@ -34,6 +34,20 @@ def seconds_of(text: str) -> int:
     return int(number) * {"s": 1, "m": 60, "h": 3_600, "d": 86_400}[unit]
 
 
+def cut_of(text: str) -> int:
+    """How long one cut may be, in seconds; a usage error beyond what both sides take."""
+    if not 5 <= (seconds := seconds_of(text)) <= 3_600:
+        raise click.BadParameter(f"a cut of {text} is not to be had: 5s at least, 1h at most")
+    return seconds
+
+
+def span(seconds: int) -> str:
+    """`8 s`, `15 min`, as agreed and not rounded."""
+    if seconds % 60:
+        return f"{seconds} s" if language() == "en" else f"{seconds} 秒"
+    return f"{seconds // 60} min" if language() == "en" else f"{seconds // 60} 分钟"
+
+
 @click.group()
 def drill() -> None:
     """Drills: whether the link may be cut for a rehearsal here. `stop` ends one at once, whoever else is away."""
@@ -45,7 +59,7 @@ def _tell(told: LocalDrill, as_json: bool) -> None:
         return
     if told.consent is not None and told.consent.allowed:
         until = clock_time(told.consent.until) if told.consent.until else _say("no_end")
-        line(_say("allowed", longest=told.consent.longest_s, until=until))
+        line(_say("allowed", longest=span(told.consent.longest_s), until=until))
     else:
         line(_say("not_allowed"))
     if told.on:
@@ -67,7 +81,7 @@ def allow(data: str | None, for_: str, until: object, longest: str, as_json: boo
     from datetime import datetime
 
     ends = until.astimezone() if isinstance(until, datetime) else now() + timedelta(seconds=seconds_of(for_)) if for_ else None
-    body = AllowDrill(until=ends, longest_s=seconds_of(longest))
+    body = AllowDrill(until=ends, longest_s=cut_of(longest))
     _tell(call(find_socket(data), "POST", "/v1/drill/allow", LocalDrill, body), as_json)
 
 

@@ -9,7 +9,7 @@ import click
 
 from intertie.cli.local_door import call, find_socket
 from intertie.cli.local_texts import TEXTS, say_local
-from intertie.cli.out import ago, json_option, line, local, note, now, print_json, table
+from intertie.cli.out import ago, json_option, line, local, note, now, print_json, reason_option, table
 from intertie.contracts.local import (
     Absence,
     Known,
@@ -75,7 +75,7 @@ def resume(data: str | None, as_json: bool) -> None:
 
 @click.command()
 @click.argument("attempt")
-@click.option("--reason", required=True, help="Why; the job's tenant reads it.")
+@reason_option("Why; the job's tenant reads it.")
 @click.option("--grace", "grace_s", type=click.IntRange(0, 3600), default=10, show_default=True, help="Seconds before it is killed.")
 @json_option
 @click.pass_obj
@@ -111,6 +111,8 @@ def statement(data: str | None, period: str, as_json: bool) -> None:
         line(say_local("preview_total", hours=hours, amount=money_text(told.total, told.currency), agreement=told.agreement))
         if told.unpriced:
             line(say_local("preview_note", why=told.unpriced))
+    elif not told.agreement:
+        line(say_local("preview_no_agreement", hours=hours))
     else:
         line(say_local("preview_usage", hours=hours, why=told.unpriced))
     line(say_local("preview_untold", count=told.untold_segments))
@@ -182,7 +184,8 @@ def _show_machine(told: LocalStatus) -> None:
         states: dict[str, int] = {}
         for device in pool.devices:
             states[device.state.value] = states.get(device.state.value, 0) + 1
-        line(f"  {pool.pool}: {len(pool.devices)} ({', '.join(f'{count} {state}' for state, count in sorted(states.items()))})")
+        held = ", ".join(f"{count} {say_local(f'device.{state}')}" for state, count in sorted(states.items()))
+        line(f"  {pool.pool}: {len(pool.devices)} ({held})")
     if told.no_gpu:
         line(f"  {say_local('no_gpu', why=told.no_gpu)}")
     line(say_local("lent", count=told.lent_jobs))

@@ -12,18 +12,17 @@ TEXTS: Mapping[str, tuple[str, str]] = {
     "cancelled": ("{job}: {word}", "{job}:{word}"),
     "columns": ("JOB,NAME,USER,STATE,WHERE,SUBMITTED,RAN,END", "任务,名称,用户,状态,位置,提交,运行,结果"),
     "hub_heard": ("the hub is heard", "平台连接正常"),
-    "islanded": (
-        "works alone since {since} (the hub is not heard; nothing is wrong with this site)",
-        "自 {since} 起自治运行(与平台失联,本站点工作正常)",
-    ),
     "single_user": (
         "single-user: the agent is not root; only the owner's tenant is taken",
         "单用户模式:接入端非 root 运行,只接受所有者自己的租户",
     ),
-    "counts": (
-        "lent: {lent} · local: {running} running, {waiting} waiting · journal: {entries} entries wait for the hub",
-        "已让出 {lent} 个任务 · 本地 {running} 运行 {waiting} 等待 · 待上报记录 {entries} 条",
-    ),
+    # A device, as its owner sees it.
+    "device.free": ("free", "空闲"),
+    "device.ours": ("lent", "已让出"),
+    "device.local": ("own", "自用"),
+    "device.foreign": ("busy with other work", "被其他进程占用"),
+    "device.lost": ("lost", "掉卡"),
+    "device.unknown": ("unknown", "状态不明"),
     "no_gpu": ("no GPU: {why}", "没有 GPU:{why}"),
     "word.waiting": ("waiting", "等待中"),
     "word.preparing": ("preparing", "准备中"),
@@ -151,7 +150,7 @@ TEXTS: Mapping[str, tuple[str, str]] = {
     "absence": ("last alone: {since} – {ended} ({lasted}): {why}", "最近一次自治运行:{since} – {ended}({lasted}):{why}"),
     "absence_lent": (
         "  lent work: {started} started by its go, {ended} ended; usage as the supervisor measured it",
-        "  已让出任务:{started} 个按既有授权启动,{ended} 个结束;用量以作业监护进程记录为准",
+        "  已让出任务:{started} 个按既有授权启动,{ended} 个结束;用量以监护进程记录为准",
     ),
     "absence_local": ("  own work: {local} ran; never charged, never named at the hub", "  本站点自用:{local} 个运行;不计费,不上报"),
     "absence_allowance": (
@@ -174,6 +173,10 @@ TEXTS: Mapping[str, tuple[str, str]] = {
     "preview_pool": ("{pool}: {attempts} runs, {hours} card-hours", "{pool}:{attempts} 次运行,{hours} 卡时"),
     "preview_total": ("total: {hours} card-hours, {amount} by {agreement}", "合计:{hours} 卡时,{amount}(口径 {agreement})"),
     "preview_usage": ("total: {hours} card-hours; no amount: {why}", "合计:{hours} 卡时;未计价:{why}"),
+    "preview_no_agreement": (
+        "total: {hours} card-hours; no amount: this site's settings hold no agreement between it and the platform",
+        "合计:{hours} 卡时;未计价:本站点设置中没有与平台的计量口径",
+    ),
     "preview_note": ("note: {why}", "说明:{why}"),
     "preview_untold": ("{count} usage segments are not at the hub yet", "{count} 条用量明细尚未上报"),
     "preview_more": ("{count} older lines are left out; the sums hold them", "省略较早的 {count} 行;合计已包含"),

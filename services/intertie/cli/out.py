@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime
+from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 import click
 
 from intertie.contracts.base import encode
-from intertie.errors import Denied, IntertieError, NotFound, Unauthenticated, Unavailable
+from intertie.errors import Denied, IntertieError, NotFound, Refused, Unauthenticated, Unavailable
 from intertie.text import known, language, say
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -33,6 +35,17 @@ def exit_code(error: IntertieError) -> int:
 def json_option(command: F) -> F:
     """`--json` on every read."""
     return click.option("--json", "as_json", is_flag=True, help="Print JSON.")(command)
+
+
+def reason_option(text: str) -> Callable[[F], F]:
+    """`--reason`, where the records demand one: three characters at least, as the contracts do."""
+    return click.option("--reason", required=True, callback=_reason, help=text)
+
+
+def _reason(_ctx: click.Context, _option: click.Parameter, value: str) -> str:
+    if not 3 <= len(value.strip()) <= 1_000:
+        raise click.BadParameter("say why in 3 to 1000 characters: it is kept, and others read it")
+    return value
 
 
 # Everything that moves a terminal's cursor, ends its line or turns its writing round, but newline and tab: sites and tenants write texts that
@@ -94,8 +107,10 @@ def fail(error: IntertieError) -> NoReturn:
         for row in rejections:
             if isinstance(row, dict):
                 note(f"  {row.get('site')}/{row.get('pool')}: {rejection_text(str(row.get('rule')), str(row.get('text')))}")
-    if error.next_step:
-        note(f"{'下一步' if zh else 'next'}: {error.next_step}")
+    # The hub is away, and nobody who could say more was reached.
+    away = "intertie doctor; on a site's machine `intertie local` works without the hub" if isinstance(error, Unavailable) else ""
+    if step := error.next_step or away:
+        note(f"{'下一步' if zh else 'next'}: {step}")
     sys.exit(exit_code(error))
 
 
@@ -103,6 +118,17 @@ def rejection_text(rule: str, text: str) -> str:
     """Why a pool was rejected: the planner's words; in Chinese the rule's name first, as the planner speaks English and has the numbers."""
     lang, key = language(), f"rule.{rule}"
     return f"{say(key, lang)}({text})" if lang == "zh" and known(key) else text
+
+
+@contextmanager
+def read_as(file: Path, what: str, made_by: str) -> Iterator[None]:
+    """A file that a person names: one that is not `what` at all is said to be so, with the command that makes such a file."""
+    try:
+        yield
+    except Refused as err:
+        if err.code != "contract.invalid":
+            raise
+        raise Refused("cli.not_this_file", f"{file} is no {what}: {err.text}", next_step=f"such a file is made by: {made_by}") from err
 
 
 def outcome_text(outcome: str | None) -> str:

@@ -101,7 +101,7 @@ class Screen:
         self._say("page", trace=record.trace_id, url=url)
 
     def end(self, seconds: float, env_file: Path, *, stays: bool) -> None:
-        self._say("took", seconds=f"{seconds:.1f}")
+        self._say("took" if stays else "took_once", seconds=f"{seconds:.1f}")
         line(f"  . {shlex.quote(str(env_file))}")
         line("  printf '#!/bin/sh\\nhostname; date\\n' > hello.sh && intertie submit --no-work --wait hello.sh")
         line("  intertie statement")

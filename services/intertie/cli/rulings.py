@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from intertie.cli.jobs import state_text
-from intertie.cli.out import json_option, line, note, print_json, table
+from intertie.cli.out import json_option, line, note, print_json, reason_option, table
 from intertie.cli.session import connect
 from intertie.contracts.http import CloseAttemptBody, CloseBody, GrantBody
 from intertie.contracts.job import GrantsReply, JobRecord
@@ -15,7 +15,7 @@ from intertie.text import language, say
 
 @click.command()
 @click.argument("job_id", metavar="JOB")
-@click.option("--reason", required=True, help="For whose sake; shown in the job's story.")
+@reason_option("For whose sake; shown in the job's story.")
 @json_option
 def preempt(job_id: str, reason: str, as_json: bool) -> None:
     """Stop JOB's run for somebody else's sake. Restartable work is queued again; the platform pays what ran."""
@@ -24,7 +24,7 @@ def preempt(job_id: str, reason: str, as_json: bool) -> None:
 
 @click.command("close-attempt")
 @click.argument("attempt")
-@click.option("--reason", required=True, help="Who says so and why; shown in the job's story.")
+@reason_option("Who says so and why; shown in the job's story.")
 @click.option("--site-gone", is_flag=True, help="The site has left for good: its devices are counted no longer.")
 @json_option
 def close_attempt(attempt: str, reason: str, site_gone: bool, as_json: bool) -> None:

@@ -13,7 +13,7 @@ from msgspec import structs
 from intertie.cli.client import Client
 from intertie.cli.drill import drill_line
 from intertie.cli.leave import leave, receipt
-from intertie.cli.out import ago, json_option, line, local, note, print_json, table
+from intertie.cli.out import ago, json_option, line, local, note, print_json, reason_option, table
 from intertie.cli.session import connect
 from intertie.contracts.http import CloseBody, CordonBody
 from intertie.contracts.identity import Invited, InviteSite, SiteKeyRecord
@@ -180,7 +180,7 @@ def _cordon(name: str, pool: str | None, *, on: bool, drain: bool, reason: str) 
 @site.command()
 @click.argument("name")
 @click.option("--pool", help="This pool only.")
-@click.option("--reason", required=True, help="Why: it is shown to those who wait.")
+@reason_option("Why: it is shown to those who wait.")
 def cordon(name: str, pool: str | None, reason: str) -> None:
     """Give NAME no new work. What runs goes on. `site uncordon` takes it back."""
     _cordon(name, pool, on=True, drain=False, reason=reason)
@@ -198,7 +198,7 @@ def uncordon(name: str, pool: str | None, reason: str) -> None:
 @site.command()
 @click.argument("name")
 @click.option("--pool", help="This pool only.")
-@click.option("--reason", required=True, help="Why: it is shown to those who wait.")
+@reason_option("Why: it is shown to those who wait.")
 @click.option("--wait", is_flag=True, help="Wait until nothing of ours runs there.")
 def drain(name: str, pool: str | None, reason: str, wait: bool) -> None:
     """Give NAME no new work and wait for what runs to end."""
@@ -217,7 +217,7 @@ def drain(name: str, pool: str | None, reason: str, wait: bool) -> None:
 
 @site.command()
 @click.argument("name")
-@click.option("--reason", required=True, help="Why; it stands in the audit.")
+@reason_option("Why; it stands in the audit.")
 @json_option
 def revoke(name: str, reason: str, as_json: bool) -> None:
     """Take NAME's keys away: a stolen key, a site that leaves. It is dropped at once and placed no work; what runs there goes on."""

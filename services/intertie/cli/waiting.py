@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from intertie.cli.money import tell_lost, tell_site
-from intertie.cli.out import ago, json_option, line, note, print_json, table
+from intertie.cli.out import ago, json_option, line, note, print_json, reason_option, table
 from intertie.cli.session import connect
 from intertie.contracts.link import Lane
 from intertie.contracts.quarantine import QuarantineReply, Reinterpret, Reinterpreted
@@ -13,9 +13,7 @@ from intertie.contracts.usage import AttemptBook, LedgerCheck, ReleaseSegment, S
 from intertie.ids import JournalId, SegmentId, SiteName
 from intertie.text import known, language, say
 
-service_option = click.option(
-    "--service", required=True, type=click.Choice([lane.value for lane in Lane]), help="Which of the three keepers holds them."
-)
+SERVICES = click.Choice([lane.value for lane in Lane])
 
 
 @click.group()
@@ -24,26 +22,30 @@ def quarantine() -> None:
 
 
 @quarantine.command("list")
-@service_option
+@click.option("--service", type=SERVICES, default=None, help="Only those of this keeper (default: all three).")
 @click.option("--site", default=None, help="Only those of this site.")
 @json_option
-def list_quarantine(service: str, site: str | None, as_json: bool) -> None:
-    """What could not be interpreted, oldest first, and why."""
-    reply = connect().get(f"/v1/quarantine/{service}", QuarantineReply, {"site": site})
+def list_quarantine(service: str | None, site: str | None, as_json: bool) -> None:
+    """What could not be interpreted, by keeper, oldest first, and why. JSON without --service is one object by keeper."""
+    client = connect()
+    names = [service] if service else [lane.value for lane in Lane]
+    replies = {name: client.get(f"/v1/quarantine/{name}", QuarantineReply, {"site": site}) for name in names}
     if as_json:
-        print_json(reply)
+        print_json(replies[service] if service else replies)
         return
-    rows = [(e.site, f"{e.journal}/{e.seq}", e.kind or "-", ago(e.at), e.error) for e in reply.entries]
-    table(("SITE", "ENTRY", "KIND", "AGE", "ERROR"), rows, empty=say("cli.no_quarantine", language()))
-    if reply.total > len(reply.entries):
-        note(say("cli.more_quarantine", language(), count=reply.total - len(reply.entries)))
+    rows = [
+        (name, e.site, f"{e.journal}/{e.seq}", e.kind or "-", ago(e.at), e.error) for name, told in replies.items() for e in told.entries
+    ]
+    table(("SERVICE", "SITE", "ENTRY", "KIND", "AGE", "ERROR"), rows, empty=say("cli.no_quarantine", language()))
+    if more := sum(told.total - len(told.entries) for told in replies.values()):
+        note(say("cli.more_quarantine", language(), count=more))
 
 
 @quarantine.command()
 @click.argument("site")
-@service_option
+@click.option("--service", required=True, type=SERVICES, help="Which of the three keepers holds them.")
 @click.option("--entry", default="", metavar="JOURNAL/SEQ", help="Only this one (default: all of the site).")
-@click.option("--reason", required=True, help="Why it may work now, such as an upgrade.")
+@reason_option("Why it may work now, such as an upgrade.")
 @json_option
 def retry(site: str, service: str, entry: str, reason: str, as_json: bool) -> None:
     """Read again what SITE said; what still fails comes back."""
@@ -87,7 +89,7 @@ def list_suspense(site: str | None, as_json: bool) -> None:
 
 @suspense.command()
 @click.argument("segment")
-@click.option("--reason", required=True, help="Why it counts: kept with your name.")
+@reason_option("Why it counts: kept with your name.")
 @click.option("--digest", default="", help="Which, where two contents of this id wait.")
 @json_option
 def release(segment: str, reason: str, digest: str, as_json: bool) -> None:

@@ -228,7 +228,7 @@ def preempt(file: File, *, actor: str, reason: str, now: datetime) -> Change | I
     job, attempt = file.job, file.attempt
     if attempt is None or not job.held or job.state is JobState.FINISHING:
         raise Conflict(
-            "scheduler.nothing_to_preempt", f"job {job.job} is {job.state}: it holds no device", next_step="see `intertie job show`"
+            "scheduler.nothing_to_preempt", f"job {job.job} is {job.state}: it holds no device", next_step=f"intertie job {job.job}"
         )
     why = f"preempted by {actor}: {reason}"[:4_000]
     if job.cancel is not None or attempt.stop_cause is not None:
