@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from msgspec.structs import replace
 
 from intertie.contracts.incident import IncidentRecord, IncidentState, ReportIncident, Severity
 from intertie.contracts.site import Freshness, Phase, SiteKind, SiteRecord
@@ -149,6 +150,7 @@ def test_a_key_has_a_sane_length(key: str) -> None:
         (site(Freshness.UNKNOWN, heard=False), [Phase.PILOT], None),  # being set up, never heard
         (site(Freshness.STALE), [Phase.PRODUCTION], None),
         (site(Freshness.FRESH), [Phase.PRODUCTION], "recovered"),
+        (replace(site(Freshness.UNKNOWN), left_at=T0), [Phase.PILOT], "recovered"),  # it has left: nobody waits for its word
     ],
 )
 def test_what_a_sites_freshness_says_to_a_person(record: SiteRecord, phases: list[Phase], says: str | None) -> None:

@@ -369,8 +369,22 @@ def _how_it_ended(child: Child) -> str:
     words = child.log_tail()
     if "no space left on device" in words.lower():
         return f"(pid {child.pid}) ended: the disk is full"
-    last = words.splitlines()[-1][:300] if words else "it wrote nothing"
+    last = _reason(words.splitlines()[-1])[:300] if words else "it wrote nothing"
     return f"(pid {child.pid}) ended with code {code}: {last}"
+
+
+class _LogLine(msgspec.Struct):
+    """Of a service's log line, its reason."""
+
+    reason: str = ""
+
+
+def _reason(line: str) -> str:
+    """What a log line says went wrong; the line itself if it is not one of ours."""
+    try:
+        return msgspec.json.decode(line, type=_LogLine).reason or line
+    except msgspec.MsgspecError:
+        return line
 
 
 def _marked_pid(data: bytes) -> int | None:

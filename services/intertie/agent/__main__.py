@@ -33,7 +33,10 @@ DATA = click.option(
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(VERSION, prog_name="intertie-agent")
 def cli() -> None:
-    """The agent beside a site's machines: runs federation jobs and the owner's own, meters them, and works alone when the hub is away."""
+    """The agent beside a site's machines: runs federation jobs and the owner's own, meters them, and works alone when the hub is away.
+
+    `intertie agent …` is the same program. To leave the federation: intertie site leave.
+    """
 
 
 @cli.command()

@@ -114,10 +114,10 @@ def site_report(site: SiteRecord, phases: Iterable[Phase]) -> ReportIncident | N
     """What a site's freshness says to a person; None where it says nothing.
 
     `phases` are those of the site's pools as far as they are known; a site without a known pool is watched, since a pool starts as pilot. A
-    site that was never heard is being set up, not silent. `stale` is not yet silence.
+    site that was never heard is being set up, not silent; one that has left said goodbye. `stale` is not yet silence.
     """
     key = silent_key(site.site)
-    if site.freshness is Freshness.FRESH:
+    if site.freshness is Freshness.FRESH or site.left_at is not None:
         return _silence(site, key, recovered=True)
     if site.freshness is not Freshness.UNKNOWN or site.last_heard is None:
         return None
