@@ -9,7 +9,7 @@ import asyncio
 import json
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC
 from pathlib import Path
@@ -217,7 +217,7 @@ async def agents(url: str, first: int, count: int, connections: int, waiting: in
         await client.close()
 
 
-PARTS = {"keep": keep, "echo": echo, "agents": agents}
+PARTS: dict[str, Callable[..., Coroutine[None, None, None]]] = {"keep": keep, "echo": echo, "agents": agents}
 
 
 # --- starting them ----------------------------------------------------------------------------------------------------------------------------

@@ -79,8 +79,8 @@ class Service:
         self.marks.append(mark)
         return self.open.get(site, [])
 
-    async def on_heard(self, row: SiteRow) -> None:
-        self.heard.append(row)
+    async def on_heard(self, rows: Sequence[SiteRow]) -> None:
+        self.heard += rows
 
 
 @asynccontextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -153,8 +153,8 @@ async def test_an_answer_lost_after_the_commit_costs_a_repeat(short_folder: Path
             site = Site(link, name)
             killed = asyncio.Event()
 
-            async def kill(row: SiteRow) -> None:
-                if row.ack_through == 2 and not killed.is_set():
+            async def kill(rows: Sequence[SiteRow]) -> None:
+                if rows[0].ack_through == 2 and not killed.is_set():
                     server.kill()
                     killed.set()
 

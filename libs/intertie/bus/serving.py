@@ -38,17 +38,21 @@ _SERVICE_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
 _VERSION = re.compile(r"\d+\.\d+\.\d+")
 
 
-class Listens(Protocol):
+class Says(Protocol):
+    """What an answer needs of a bus."""
+
+    async def publish(self, subject: str, body: bytes, headers: Mapping[str, str] | None = None) -> None: ...
+
+
+class Listens(Says, Protocol):
     """What a bus brings."""
 
     async def listen(self, subject: str, take: Callable[[Message], None], queue: str = "") -> Subscription:
         """Call `take` (quick, never raising) for each message that arrives."""
         ...
 
-    async def publish(self, subject: str, body: bytes, headers: Mapping[str, str] | None = None) -> None: ...
 
-
-async def answer(bus: Listens, to: str, made: bytes | Reply | None) -> None:
+async def answer(bus: Says, to: str, made: bytes | Reply | None) -> None:
     """Send an answer; one that is too large becomes an error that says so. A lost link loses it: the asker repeats."""
     if made is None or not to:
         return

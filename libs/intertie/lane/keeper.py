@@ -2,18 +2,23 @@
 
 The site's name is the one that the server put into the subject. Nothing is answered that was not committed; with the store away nothing is
 answered at all, and the site sends the same again. What a sync means is decided in `intertie.link.keeper`.
+
+Most syncs are idle: they cost one statement for all of a group, one question to the service (`Quiet`), and no task. All others have one each.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections import Counter as Count
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TypeVar
 
 from intertie.bus.port import Bus, Message
+from intertie.bus.serving import answer
 from intertie.bus.subjects import INBOX, SERVICE_IMPORT
+from intertie.bus.workers import Workers
 from intertie.clock import Clock
 from intertie.contracts.base import BATCH_BYTES, decode, encode
 from intertie.contracts.incident import ReportIncident, Severity
@@ -50,9 +55,13 @@ LOG = log.get("lane")
 SYNCS = Counter("intertie_lane_syncs_total", "Syncs by what became of them.", ["lane", "outcome"])
 COMMITS = Counter("intertie_lane_commits_total", "Transactions that recorded syncs.", ["lane"])
 
-# Each waits for its commit and its interpretation: enough for a second of beats of a thousand sites.
+# Answers that wait for interpretation or for their service: enough for a second of beats of a thousand sites.
 WORKERS = 256
 BACKLOG = 2_048
+# What is no sync, or cannot be recorded, is told beside the others; more than so many at once say nothing new.
+TELLERS, UNTOLD = 4, 256
+# While one group is on its way to disk, the next is collected and follows it.
+GROUPS_AT_ONCE = 2
 # One commit for so many syncs and bytes at most: more would hold the first of them past the sites' two seconds.
 GROUP_SYNCS = 256
 GROUP_BYTES = 8 * BATCH_BYTES
@@ -82,8 +91,9 @@ class Settings:
     sealed: Sealed
 
 
-# A row written by this copy is taken as it is for so long; then it is read again, with what is computed from other tables.
-KNOWN_S = 20.0
+# A row written by this copy is taken as it is for so long; then it is read again, with what is computed from other tables. Longer than two idle
+# beats with their jitter, or no idle sync would ever find its row.
+KNOWN_S = 75.0
 KNOWN_SITES = 10_000
 
 STANDING = (
@@ -108,19 +118,25 @@ Instructions = Callable[[SiteName, InstructionMark], Awaitable[Sequence[Instruct
 """Every instruction of the site that has no answer entry yet, in order of number; the mark is the highest that the site has stored."""
 SettingsFor = Callable[[SiteName, int], Awaitable[Settings | None]]
 """Settings newer than this revision, or None."""
-OnHeard = Callable[[SiteRow], Awaitable[None]]
-"""Told of every recorded sync before its answer is made; must be quick."""
+OnHeard = Callable[[Sequence[SiteRow]], Awaitable[None]]
+"""Told of every recorded sync before its answer is made, of many at once where they are idle; must be quick."""
+Quiet = Callable[[Mapping[SiteName, int]], Awaitable[Collection[SiteName]]]
+"""Of these sites (with the settings revision that each has), those to whom nothing need be said: no instruction is open, no settings are newer.
+Asked once for all idle syncs of a group, after they were received and perhaps before they are committed; the others are then asked for singly."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class _Waiting:
     site: SiteName
     sync: Sync
+    reply: str
     size: int
     received: datetime
     received_s: float
-    verdict: asyncio.Future[Verdict | None]
-    """None: nothing may be answered."""
+
+    @property
+    def idle(self) -> bool:
+        return self.sync.at_head and not self.sync.entries
 
 
 @dataclass
@@ -157,13 +173,15 @@ class LaneKeeper:
         instructions: Instructions | None = None,
         settings: SettingsFor | None = None,
         on_heard: OnHeard | None = None,
+        quiet: Quiet | None = None,
         epoch: Callable[[], int] = lambda: 1,
         lease_s: int | Lease = 0,
         single: bool = True,
     ) -> None:
-        """`single`: this hub declares `durability: single`, a commit is all the safety there is; else `safe_through` stays where it is."""
+        """`single`: this hub declares `durability: single`, a commit is all the safety there is; else `safe_through` stays where it is. Without
+        `quiet` each sync asks for its own instructions and settings, where the lane has any."""
         self._bus, self._lane, self._tables, self._clock = bus, lane, tables, clock
-        self._instructions, self._settings, self._on_heard = instructions, settings, on_heard
+        self._instructions, self._settings, self._on_heard, self._quiet = instructions, settings, on_heard, quiet
         self._epoch, self._single = epoch, single
         self._lease: Lease = lease_s if callable(lease_s) else lambda _row: lease_s
         self._interpreter = Interpreter(lane, tables, interpret, late=self.nudge)
@@ -171,6 +189,11 @@ class LaneKeeper:
         self._rows: dict[SiteName, tuple[SiteRow, float]] = {}
         """Rows of idle sites as this copy wrote them last, and when each was read."""
         self._bell = asyncio.Event()
+        self._in_hand: set[SiteName] = set()
+        """Sites of groups that are on their way to disk: another sync of theirs waits until it is there."""
+        self._room = asyncio.Semaphore(GROUPS_AT_ONCE)
+        self._answers = Workers(self._finish, workers=WORKERS, backlog=BACKLOG, dropped=lambda _: self._count("dropped"))
+        self._tellers = Workers(self._tell, workers=TELLERS, backlog=UNTOLD, dropped=lambda _: None)
         self._faults = _Faults()
         self.listening = asyncio.Event()
         """Set once syncs are heard."""
@@ -179,9 +202,10 @@ class LaneKeeper:
         """Keep the lane until cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._interpreter.run(), name=f"lane-{self._lane}-interpret")
-            group.create_task(self._commit_for_ever(), name=f"lane-{self._lane}-commit")
+            group.create_task(self._commit_for_ever(group), name=f"lane-{self._lane}-commit")
+            # `_on_sync` never waits: one worker takes in all.
             subscription = await self._bus.subscribe(
-                sync_subject("*", self._lane), self._on_sync, queue=f"lane-{self._lane}", workers=WORKERS, backlog=BACKLOG
+                sync_subject("*", self._lane), self._on_sync, queue=f"lane-{self._lane}", workers=1, backlog=BACKLOG
             )
             self.listening.set()
             try:
@@ -189,6 +213,8 @@ class LaneKeeper:
             finally:
                 self.listening.clear()
                 await subscription.close()
+                await self._answers.close()
+                await self._tellers.close()
 
     async def nudge(self, site: SiteName) -> None:
         """Ask for an early sync of this lane. It may be lost: then the beat brings it."""
@@ -199,87 +225,109 @@ class LaneKeeper:
 
     # --- in ---
 
-    async def _on_sync(self, message: Message) -> bytes | None:
+    async def _on_sync(self, message: Message) -> None:
         if not message.reply.startswith((SERVICE_IMPORT, INBOX)):
             # A client may name any subject as the reply of a request that it is allowed to make.
             self._count("foreign_reply")
-            return None
+            return
         try:
             site = speaker(message.subject.split(".")[3])
             sync = decode(message.body, Sync, what="sync")
             check(sync, site, self._lane)
         except Refused as err:
-            await self._refused(message, err)
-            return None
-        waiting = _Waiting(
-            site, sync, len(message.body), self._clock.now(), self._clock.monotonic_s(), asyncio.get_running_loop().create_future()
-        )
-        self._admit(waiting)
-        verdict = await waiting.verdict
-        self._count(verdict.state.value if verdict else "unanswered")
-        return await self._answer(sync, verdict, waiting.received_s + ANSWER_S) if verdict else None
+            self._refused(message, err)
+            return
+        self._admit(_Waiting(site, sync, message.reply, len(message.body), self._clock.now(), self._clock.monotonic_s()))
 
     def _admit(self, waiting: _Waiting) -> None:
         """One waits per site: the latest try, which is the only one that its site still listens for. So no site can crowd out another."""
         before = self._waiting.get(waiting.site)
-        if before is not None and before.sync.session == waiting.sync.session and before.sync.nonce > waiting.sync.nonce:
-            _say(waiting, None)
-            return
         if before is not None:
-            _say(before, None)
+            self._count("unanswered")
+            if before.sync.session == waiting.sync.session and before.sync.nonce > waiting.sync.nonce:
+                return
         self._waiting[waiting.site] = waiting
         self._bell.set()
 
-    def _count(self, outcome: str) -> None:
-        SYNCS.inc(lane=self._lane.value, outcome=outcome)
+    def _count(self, outcome: str, number: int = 1) -> None:
+        SYNCS.inc(number, lane=self._lane.value, outcome=outcome)
 
-    async def _refused(self, message: Message, err: Refused) -> None:
+    def _refused(self, message: Message, err: Refused) -> None:
         """Not a sync of this site and lane: silence, a log line, a fault report."""
         self._count("refused")
         site = SiteName(message.subject.split(".")[3])
         LOG.warning("a sync was refused", lane=self._lane.value, site=site, code=err.code, text=err.text)
-        await self._say_fault(self._report(site, err.code, Severity.CRITICAL, f"Site {site} sends what is no sync", err.text))
+        self._tellers.put(self._report(site, err.code, Severity.CRITICAL, f"Site {site} sends what is no sync", err.text))
+
+    async def _tell(self, report: ReportIncident) -> None:
+        try:
+            await self._say_fault(report)
+        except Exception:
+            LOG.exception("a fault could not be reported", key=report.key)
 
     # --- commit ---
 
-    async def _commit_for_ever(self) -> None:
+    async def _commit_for_ever(self, tasks: asyncio.TaskGroup) -> None:
         while True:
             await self._bell.wait()
+            await self._room.acquire()
             self._bell.clear()
-            while self._waiting:
-                if group := self._next_group():
-                    await self._commit(group)
+            if group := self._next_group():
+                self._in_hand.update(waiting.site for waiting in group)
+                tasks.create_task(self._keep(group), name=f"lane-{self._lane}-group")
+            else:
+                self._room.release()
+
+    async def _keep(self, group: Sequence[_Waiting]) -> None:
+        """One group, from its commit to its answers. Those who came meanwhile are next as soon as it is on disk."""
+        asked = asyncio.ensure_future(self._quiet_of(group))
+        try:
+            try:
+                verdicts = await self._commit(group)
+            finally:
+                self._in_hand.difference_update(waiting.site for waiting in group)
+                self._room.release()
+                if self._waiting:
+                    self._bell.set()
+            self._count_all(verdicts)
+            await self._answer_all(list(zip(group, verdicts, strict=True)), asked)
+        except Exception:
+            LOG.exception("syncs stay unanswered", lane=self._lane.value, count=len(group))
+        finally:
+            asked.cancel()
+
+    def _count_all(self, verdicts: Sequence[Verdict | None]) -> None:
+        for outcome, number in Count(verdict.state if verdict else None for verdict in verdicts).items():
+            self._count(outcome.value if outcome else "unanswered", number)
 
     def _next_group(self) -> list[_Waiting]:
         """Those who wait, in order of arrival; tries that their site has given up are dropped."""
         group, size, now_s = list[_Waiting](), 0, self._clock.monotonic_s()
         for waiting in list(self._waiting.values()):
+            if waiting.site in self._in_hand:
+                continue
             if group and (len(group) >= GROUP_SYNCS or size + waiting.size > GROUP_BYTES):
+                self._bell.set()
                 break
             del self._waiting[waiting.site]
             if now_s - waiting.received_s > TRY_S:
-                _say(waiting, None)
+                self._count("unanswered")
                 continue
             group.append(waiting)
             size += waiting.size
         return group
 
-    async def _commit(self, group: Sequence[_Waiting]) -> None:
-        """One transaction for all; if something of one breaks it, one for each, so that no site can silence another."""
+    async def _commit(self, group: Sequence[_Waiting]) -> list[Verdict | None]:
+        """One transaction for all; if something of one breaks it, one for each, so that no site can silence another. None: nothing may be answered."""
         try:
-            verdicts = await self._record(group)
+            return await self._record(group)
         except Unavailable as err:
             LOG.warning("syncs stay unanswered", lane=self._lane.value, count=len(group), code=err.code)
-            verdicts = [None] * len(group)
         except Exception as err:
             if len(group) > 1:
-                for waiting in group:
-                    await self._commit([waiting])
-                return
+                return [verdict for waiting in group for verdict in await self._commit([waiting])]
             await self._unrecorded(group[0].site, err)
-            verdicts = [None]
-        for waiting, verdict in zip(group, verdicts, strict=True):
-            _say(waiting, verdict)
+        return [None] * len(group)
 
     async def _unrecorded(self, site: SiteName, err: Exception) -> None:
         """A sync that the tables do not take: another copy was quicker, or it is our bug. The site sends it again either way."""
@@ -400,20 +448,69 @@ class LaneKeeper:
 
     # --- out ---
 
+    async def _quiet_of(self, group: Sequence[_Waiting]) -> Collection[SiteName] | None:
+        """Which idle sites need be told nothing; None if the service cannot say now: then they are told nothing either, until their next beat."""
+        idle = {waiting.site: waiting.sync.settings_revision for waiting in group if waiting.idle}
+        if self._instructions is None and self._settings is None:
+            return idle.keys()
+        if self._quiet is None or not idle:
+            return frozenset()
+        return await self._ask("quiet", self._quiet(idle), None, group[0].received_s + ANSWER_S)
+
+    async def _answer_all(
+        self, group: Sequence[tuple[_Waiting, Verdict | None]], asked: asyncio.Future[Collection[SiteName] | None]
+    ) -> None:
+        """Those who are at head with nothing to interpret are answered here, if there is nothing to say; each other one by itself."""
+        calm = list[tuple[_Waiting, Verdict]]()
+        for waiting, verdict in group:
+            if verdict is None:
+                continue
+            row = verdict.row
+            if waiting.idle and row is not None and verdict.state is LaneState.OK and row.interpreted_through == row.ack_through:
+                calm.append((waiting, verdict))
+            else:
+                self._answers.put((waiting, verdict))
+        if not calm:
+            return
+        quiet = await asked
+        said = list[tuple[_Waiting, Verdict]]()
+        for waiting, verdict in calm:
+            if quiet is None or waiting.site in quiet:
+                said.append((waiting, verdict))
+            else:
+                self._answers.put((waiting, verdict))
+        if self._on_heard is not None:
+            if rows := [verdict.row for _, verdict in said if verdict.row is not None]:
+                await self._ask("on_heard", self._on_heard(rows), None, said[0][0].received_s + ANSWER_S)
+        for waiting, verdict in said:
+            await answer(self._bus, waiting.reply, self._synced(waiting.sync, verdict, (), None, more=False))
+
+    async def _finish(self, item: tuple[_Waiting, Verdict]) -> None:
+        """One answer with all its parts."""
+        waiting, verdict = item
+        try:
+            made = await self._answer(waiting.sync, verdict, waiting.received_s + ANSWER_S)
+            await answer(self._bus, waiting.reply, made)
+        except Exception:
+            LOG.exception("a sync stays unanswered", lane=self._lane.value, site=waiting.site)
+
     async def _answer(self, sync: Sync, verdict: Verdict, by_s: float) -> bytes:
         instructions, settings, more = list[Instruction](), None, False
         row = verdict.row
-        ok = verdict.state is LaneState.OK
         if row is not None and verdict.state in HEARD:
             interpreted = await self._interpreted(row, verdict)
             if self._on_heard is not None:
-                await self._ask("on_heard", self._on_heard(row), None, by_s)
-            if ok:
+                await self._ask("on_heard", self._on_heard([row]), None, by_s)
+            if verdict.state is LaneState.OK:
                 if self._settings is not None:
                     settings = await self._ask("settings", self._settings(sync.site, sync.settings_revision), None, by_s)
                 instructions, more = await self._to_say(sync, len(encode(settings.sealed)) if settings else 0, by_s)
             if not interpreted:
                 LOG.debug("answered before all was interpreted", lane=self._lane.value, site=sync.site)
+        return self._synced(sync, verdict, instructions, settings, more=more)
+
+    def _synced(self, sync: Sync, verdict: Verdict, instructions: Sequence[Instruction], settings: Settings | None, *, more: bool) -> bytes:
+        row = verdict.row
         return encode(
             Synced(
                 v=LINK_VERSION,
@@ -421,9 +518,9 @@ class LaneKeeper:
                 state=UNKNOWN_TO_1.get(verdict.state, verdict.state) if sync.v == 1 else verdict.state,
                 ack_through=verdict.ack_through,
                 safe_through=verdict.safe_through,
-                instructions=instructions,
+                instructions=list(instructions),
                 more=more,
-                lease_s=self._lease(row) if ok and row is not None and sync.v > 1 else 0,
+                lease_s=self._lease(row) if verdict.state is LaneState.OK and row is not None and sync.v > 1 else 0,
                 epoch=self._epoch(),
                 settings=settings.sealed if settings else None,
                 settings_revision=settings.revision if settings else 0,
@@ -484,8 +581,3 @@ class LaneKeeper:
         except Exception:
             LOG.exception("an answer goes out without a part", lane=self._lane.value, part=what)
         return otherwise
-
-
-def _say(waiting: _Waiting, verdict: Verdict | None) -> None:
-    if not waiting.verdict.done():
-        waiting.verdict.set_result(verdict)

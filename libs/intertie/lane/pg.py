@@ -80,7 +80,7 @@ class PgLaneTables:
 
     async def beat(self, lane: Lane, rows: Sequence[tuple[SiteRow, SiteRow]]) -> frozenset[SiteName]:
         columns = zip(*(_beat(before, after) for before, after in rows), strict=True)
-        async with self._db.transaction(timeout_s=TURN_S, reserved=True) as tx:
+        async with self._db.statement(timeout_s=TURN_S, reserved=True) as tx:
             kept = await tx.all(Q.lane_beat, lane, *(list(column) for column in columns))
         return frozenset(SiteName(row["site"]) for row in kept)
 
@@ -127,6 +127,10 @@ class PgLaneTables:
             await self.mark_interpreted(tx, entry)
             await tx.run(Q.lane_quarantine, entry.site, entry.lane, entry.journal, entry.seq, entry.raw, error)
             await tx.fault(report)
+
+    async def read_again(self, tx: StoreTx, lane: Lane, site: SiteName, code: str) -> int:
+        assert isinstance(tx, Tx), "a transaction of another store cannot open an entry here"
+        return await tx.run(Q.lane_read_again, lane, site, code)
 
     async def report(self, report: ReportIncident) -> None:
         async with self._db.transaction() as tx:

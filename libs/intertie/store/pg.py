@@ -239,6 +239,29 @@ class Database:
             if connection is not None:
                 await _release(pool, connection, clean=ended)
 
+    @asynccontextmanager
+    async def statement(self, *, timeout_s: float = 5.0, reserved: bool = False) -> AsyncIterator[Tx]:
+        """For exactly one statement, which PostgreSQL commits by itself before it answers: one round trip instead of three, the same promises.
+
+        Nothing may be emitted: that would be a second statement. Errors as for `transaction`; after any of them it may have been done.
+        """
+        pool = self._reserved if reserved else self._pool
+        connection: PooledConnection | None = None
+        ended = False
+        limit = asyncio.timeout(timeout_s)
+        try:
+            async with limit:
+                connection = await _acquire(pool, min(timeout_s, ACQUIRE_S))
+                yield Tx(connection, self.service, self.clock.now)
+                ended = True
+        except TimeoutError as err:
+            if not limit.expired():
+                raise
+            raise _late(pool, connection, connection is not None, timeout_s) from err
+        finally:
+            if connection is not None:
+                await _release(pool, connection, clean=ended)
+
     def leading(self, role: str) -> AbstractAsyncContextManager[Leader]:
         """Wait until this process leads `role` of this service; see `intertie.store.leader`."""
         return office.leading(self._connect, role)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -151,11 +151,13 @@ class Registry:
         async with self.store.rows() as rows:
             await mark(rows.tx)
 
-    async def on_heard(self, row: SiteRow) -> None:
-        """A sync was recorded. A site that was not known to be heard is judged at once, not with the next beat."""
-        hearing = self._hearings.get(row.site)
-        if hearing is None or not hearing.grown or self.clock.monotonic_s() - hearing.grew_at_s > self.limits.stale_s:
-            self.beat.hint()
+    async def on_heard(self, rows: Sequence[SiteRow]) -> None:
+        """Syncs were recorded. A site that was not known to be heard is judged at once, not with the next beat."""
+        now_s = self.clock.monotonic_s()
+        for row in rows:
+            hearing = self._hearings.get(row.site)
+            if hearing is None or not hearing.grown or now_s - hearing.grew_at_s > self.limits.stale_s:
+                self.beat.hint()
 
     # --- the leader ---
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
@@ -75,27 +76,37 @@ class Knowledge:
         self._versions: dict[tuple[str, str], int] = {}
         self.grants: Sequence[Grant] = ()
         """Islanded allowances, as last read from disk."""
+        self._known: Counter[SiteName] = Counter()
+        """Versions of a site's own facts that its settings hold, summed; `_of_all`: of those that may be any site's."""
+        self._of_all = 0
+        self._stamps: Counter[SiteName] = Counter()
+        self._stamp_of_all = 0
 
     async def load(self) -> None:
         """What was known when this process stopped."""
         self._take(await self._store.known())
         # Nobody is told of them: who would be is not there yet.
-        self.grants = await self._store.grants()
+        self._take_grants(await self._store.grants())
 
     async def read_grants(self) -> None:
         """Those that this or another copy of the service has set."""
-        before, self.grants = self.grants, await self._store.grants()
+        before = self.grants
+        self._take_grants(await self._store.grants())
         if differing := sorted({grant.site for grant in {*before} ^ {*self.grants}}):
             await self._changed(differing)
 
+    def _take_grants(self, grants: Sequence[Grant]) -> None:
+        for grant in {*self.grants} ^ {*grants}:
+            self._stamps[grant.site] += 1
+        self.grants = grants
+
     def knows(self, site: SiteName) -> int:
         """How much this copy knows of what a site's settings hold: it only rises, and a copy that is behind has less."""
-        facts = sum(
-            version
-            for (noun, entity), version in self._versions.items()
-            if noun == SPEC or (noun in (MAPPINGS, POOL) and entity.split("/")[0] == site)
-        )
-        return facts + sum(grant.revision for grant in self.grants if grant.site == site)
+        return self._of_all + self._known[site] + sum(grant.revision for grant in self.grants if grant.site == site)
+
+    def stamp(self, site: SiteName) -> tuple[int, int]:
+        """Another one whenever something became known here that this site's settings may hold: while it is the same, so are they."""
+        return self._stamp_of_all, self._stamps[site]
 
     async def follow(self) -> None:
         """An event goes to one copy of this service and then to disk: the others find it there. Until cancelled."""
@@ -111,9 +122,22 @@ class Knowledge:
         """Those that are newer than what this process holds, applied."""
         newer = [fact for fact in facts if fact.version > self._versions.get((fact.noun, fact.entity), 0)]
         for fact in newer:
-            self._versions[(fact.noun, fact.entity)] = fact.version
+            key = (fact.noun, fact.entity)
+            gained, self._versions[key] = fact.version - self._versions.get(key, 0), fact.version
             self.world.apply(fact)
+            self._stamped(fact, gained)
         return newer
+
+    def _stamped(self, fact: Fact, gained: int) -> None:
+        site = SiteName(fact.entity.split("/")[0])
+        if fact.noun == SPEC:
+            self._of_all += gained
+            self._stamp_of_all += 1
+        elif fact.noun in (MAPPINGS, POOL):
+            self._known[site] += gained
+            self._stamps[site] += 1
+        elif fact.noun == DRILL:
+            self._stamps[site] += 1
 
     def silent_since(self, site: SiteName | None) -> datetime | None:
         """When a site that is silent now was last heard by anybody here; None while it speaks, or if no site is meant."""

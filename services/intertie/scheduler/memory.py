@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 
@@ -157,7 +157,7 @@ class MemorySchedulerStore(MemoryStore):
         if job.job not in self.jobs:
             key = job.client_key if (job.tenant, job.client_key) not in self.keys else fallback_key(job.job)
             self.keys[(job.tenant, key)] = job.job
-            self.jobs[job.job] = replace(job, client_key=key, epoch=self.service_epoch)
+            self.jobs[job.job] = replace(job, client_key=key, epoch=job.epoch or self.service_epoch)
             self.lines[job.job] = (told,)
             await self.emit(job_changed(job, None, told.actor, told.what, job.submitted_at))
         outcome = decide(self._file(self.jobs[job.job]))
@@ -290,6 +290,10 @@ class MemorySchedulerStore(MemoryStore):
         return done
 
     # --- instructions ------------------------------------------------------------------------------------------------------------------------
+
+    async def owed(self, sites: Collection[SiteName]) -> frozenset[SiteName]:
+        async with self.transaction():
+            return frozenset(attempt.record.site for attempt in self.attempt_rows.values()) & frozenset(sites)
 
     async def orders(self, site: SiteName, mark: tuple[int, int]) -> list[OpenOrder]:
         found: list[OpenOrder] = []

@@ -3,7 +3,7 @@ environment values, in the caller's transaction."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -278,6 +278,10 @@ class PgSchedulerStore:
             for o in found
         ]
 
+    async def owed(self, sites: Collection[SiteName]) -> frozenset[SiteName]:
+        async with self.db.statement() as tx:
+            return frozenset(SiteName(row["site"]) for row in await tx.all(Q.sites_owed, list(sites)))
+
     async def attempts(self, after: AttemptId | None, limit: int) -> list[AttemptSnapshot]:
         async with self.db.transaction(read_only=True) as tx:
             rows = await tx.all(Q.attempts_page, after, limit)
@@ -385,6 +389,7 @@ async def _insert_job(tx: Tx, job: Job) -> bool:
         job.queued_at,
         job.traceparent,
         job.version,
+        job.epoch,
     )
     return bool(inserted)
 

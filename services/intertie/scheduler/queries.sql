@@ -1,6 +1,7 @@
 -- name: job_insert
+-- Of this epoch, unless it is adopted from an offer of another.
 INSERT INTO job (job, tenant, submitted_by, spec, client_key, content, state, submitted_at, queued_at, traceparent, version, epoch)
-SELECT $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, epoch FROM service_epoch
+SELECT $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, CASE WHEN $12::bigint > 0 THEN $12::bigint ELSE epoch END FROM service_epoch
 ON CONFLICT (tenant, client_key) DO NOTHING
 
 -- name: job_by_key
@@ -120,6 +121,10 @@ SELECT i.kind AS order_kind, i.epoch AS order_epoch, i.number AS order_number, a
 FROM attempt a JOIN instruction i USING (attempt)
 WHERE a.site = $1 AND a.owed
 ORDER BY i.epoch, i.number
+
+-- name: sites_owed
+-- Of many sites at once, each by the small index of what is owed.
+SELECT n.site FROM unnest($1::text[]) AS n (site) WHERE EXISTS (SELECT 1 FROM attempt a WHERE a.site = n.site AND a.owed)
 
 -- name: attempts_load
 SELECT * FROM attempt WHERE attempt = ANY($1::text[])

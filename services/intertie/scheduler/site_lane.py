@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, tzinfo
 from functools import partial
 from typing import Any, TypeVar
@@ -10,18 +11,18 @@ from typing import Any, TypeVar
 import msgspec
 
 from intertie.clock import Clock
-from intertie.contracts.base import encode
+from intertie.contracts.base import BATCH_BYTES, encode
 from intertie.contracts.job import Attribution
 from intertie.contracts.link import (
     AccountMapping,
     Go,
     HeldAttempt,
+    HeldTold,
     Instruction,
     IslandedGrant,
     IslandedSubmit,
     JournalOpened,
     Lane,
-    LaneState,
     LostRange,
     Offer,
     OfferBody,
@@ -34,14 +35,15 @@ from intertie.contracts.link import (
     Withdraw,
 )
 from intertie.errors import Refused
-from intertie.ids import CANARY, Digest, SiteName, digest
+from intertie.ids import CANARY, AttemptId, Digest, InstructionId, SiteName, digest
 from intertie.lane.keeper import Settings
 from intertie.lane.tables import LaneEntry, LaneTables
 from intertie.link.journal import InstructionMark
 from intertie.link.keeper import SiteRow
 from intertie.scheduler.core import ways
 from intertie.scheduler.core.grants import GRANTS_PER_SITE
-from intertie.scheduler.core.interpret import Source, interpret, without_nul
+from intertie.scheduler.core.hearing import at_head
+from intertie.scheduler.core.interpret import UNKNOWN_ATTEMPT, Source, interpret, without_nul
 from intertie.scheduler.core.orders import FIRST, START_WITHIN_S, STOP_GRACE_S, Order, instruction_id, stop_words
 from intertie.scheduler.core.rows import Change, File, Ignored, line
 from intertie.scheduler.core.silence import LOST_AFTER
@@ -57,12 +59,24 @@ T = TypeVar("T")
 
 # A site's own agreements in its settings: those in force and a few before and after, together small beside the rest of an answer.
 SPECS_SENT, SPEC_BYTES = 8, 64 * 1024
+# One instruction fits an answer of its own up to three batches.
+OFFER_BYTES = 3 * BATCH_BYTES
 SIGNER = "scheduler"
 TELEMETRY_BEAT_S = 1.0
 LANE_BEAT_S = 5.0
 
 _ENTRY: Any = SchedulerEntry
 """A union is no `type[T]` to a checker, and one to the decoder."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """Settings of a site as they were last found to be."""
+
+    content: Digest
+    revision: Revision
+    stamp: tuple[int, int]
+    """What was known then: while nothing more is, they are still these."""
 
 
 class SiteLane:
@@ -88,7 +102,7 @@ class SiteLane:
         self._clock, self._key, self._scale, self._epoch, self._zone = clock, key, scale, epoch, zone
         self._lost_after = lost_after
         self._keys = tuple(dict.fromkeys((key.public, *own_keys)))
-        self._made: dict[SiteName, tuple[Digest, Revision]] = {}
+        self._made: dict[SiteName, _Made] = {}
 
     # --- what a site says -------------------------------------------------------------------------------------------------------------------
 
@@ -101,6 +115,8 @@ class SiteLane:
             match said:
                 case JournalOpened():
                     changes = await self._opened(tx, said, source, now)
+                case HeldTold():
+                    changes = await self._held(tx, said, source, now, why=f"told in epoch {said.epoch}")
                 case LostRange():
                     await tx.fault(lost_range(said, source))
                     changes = []
@@ -120,14 +136,31 @@ class SiteLane:
         changes = [
             await self._store.apply(tx, name, lambda file: _with_file(file, partial(self._compared, said, source, now))) for name in known
         ]
-        for held in said.held:
-            if held.attempt not in known and held.offer is not None:
-                offer = self._ours(held.offer, OfferBody)
-                job = ways.adopted_job(offer, source, now)
-                told = line(job, "adopted", source.actor, said.at, now, why=f"known from its signed offer only: {said.why}")
-                adopt = partial(self._adopt, held, offer, source, now)
-                changes.append(await self._store.take_up(tx, job, told, adopt))
+        return changes + await self._held(tx, said, source, now, why=said.why)
+
+    async def _held(
+        self, tx: StoreTx, said: JournalOpened | HeldTold, source: Source, now: datetime, *, why: str
+    ) -> list[Change | Ignored]:
+        """Take up what is not known here; then what could not be understood without it is read again."""
+        changes = list[Change | Ignored]()
+        for held in ways.latest_first(said):
+            if held.offer is None or await self._knows(tx, held.attempt):
+                continue
+            offer = self._ours(held.offer, OfferBody)
+            job = ways.adopted_job(offer, source, now)
+            told = line(job, "adopted", source.actor, said.at, now, why=f"known from its signed offer only: {why}")
+            changes.append(await self._store.take_up(tx, job, told, partial(self._adopt, held, offer, source, now)))
+        if isinstance(said, HeldTold) and said.complete or changes:
+            again = await self._lanes.read_again(tx, Lane.SCHEDULER, source.site, UNKNOWN_ATTEMPT)
+            if again:
+                told_why = f"{source.site} told what it holds; {len(changes)} were taken up"
+                await tx.audit(actor=SIGNER, action="quarantine.retry", target=f"{source.site}/scheduler: {again} entries", reason=told_why)
         return changes
+
+    async def _knows(self, tx: StoreTx, attempt: AttemptId) -> bool:
+        known = await self._store.apply(tx, attempt, lambda file: Ignored("known" if file else "new"))
+        assert isinstance(known, Ignored), "nothing was decided"
+        return known.why == "known"
 
     def _compared(self, said: JournalOpened, source: Source, now: datetime, file: File) -> Change | Ignored:
         return ways.opened(said, file, source, now, lost_after=self._lost_after)
@@ -143,9 +176,7 @@ class SiteLane:
         beyond = ways.check_grant(said, grant, source, self._knowledge.world.account(source.site, said.tenant))
         job = ways.islanded_job(said, source, now)
         told = line(job, "submitted", job.submitted_by, said.at, now, why=f"at {source.site}, islanded, under {grant.grant}", islanded=True)
-        known = await self._store.apply(tx, said.attempt, lambda file: Ignored("known" if file else "new"))
-        assert isinstance(known, Ignored), "nothing was decided"
-        if known.why == "known":
+        if await self._knows(tx, said.attempt):
             return Ignored("the work was taken up already")
         return await self._store.take_up(tx, job, told, lambda file: ways.islanded(said, grant, beyond, file, source, now))
 
@@ -169,10 +200,13 @@ class SiteLane:
         busy = isinstance(said, OfferRefused) and not said.fault
         (self._knowledge.sight.taken if busy else self._knowledge.sight.freed)(keys, self._clock.monotonic_s())
 
-    async def heard(self, row: SiteRow) -> None:
-        """A sync was committed: the site is there, perhaps caught up now."""
-        if row.site == CANARY:
-            return
+    async def heard(self, rows: Sequence[SiteRow]) -> None:
+        """Syncs were committed: the sites are there, perhaps caught up now."""
+        for row in rows:
+            if row.site != CANARY:
+                await self._heard(row)
+
+    async def _heard(self, row: SiteRow) -> None:
         if row.at_head and row.interpreted_through < row.ack_through:
             # As it was committed; what it brought was most often interpreted since.
             row = await self._lanes.site(Lane.SCHEDULER, row.site) or row
@@ -181,6 +215,15 @@ class SiteLane:
         hearing.hear(row, now_s)
         if not was_ready:
             self._planner.hint()
+
+    async def quiet(self, sites: Mapping[SiteName, int]) -> frozenset[SiteName]:
+        """Those to whom nothing need be said: their settings are the newest that this copy knows to make, and no order is open."""
+        settled = {site for site, has in sites.items() if site == CANARY or self._settled(site, has)}
+        return frozenset(settled - await self._store.owed(settled)) if settled else frozenset()
+
+    def _settled(self, site: SiteName, has: int) -> bool:
+        made = self._made.get(site)
+        return made is not None and has >= made.revision.number and made.stamp == self._knowledge.stamp(site)
 
     async def instructions(self, site: SiteName, mark: InstructionMark) -> Sequence[Instruction]:
         """Everything that the site is owed and has not answered. Nothing of it starts anything before the site is at head and all that it said is
@@ -196,15 +239,14 @@ class SiteLane:
 
     async def _at_head(self, site: SiteName) -> bool:
         row = await self._lanes.site(Lane.SCHEDULER, site)
-        return row is not None and row.at_head and row.state is LaneState.OK and row.interpreted_through >= row.ack_through
+        return row is not None and at_head(row, self._epoch)
 
     def _say(self, order: OpenOrder) -> Instruction:
         record = order.attempt.record
         name = instruction_id(record.attempt, order.order)
         match order.order:
             case Order.OFFER:
-                sealed = seal(self._key, encode(self._offer(order)), SIGNER)
-                return Offer(id=name, number=order.number, epoch=order.epoch, attempt=record.attempt, sealed=sealed)
+                return self._say_offer(order, name)
             case Order.GO:
                 return Go(
                     id=name,
@@ -239,6 +281,17 @@ class SiteLane:
                 )
             case Order.SETTLE:
                 return Settle(id=name, number=order.number, epoch=order.epoch, attempt=record.attempt)
+
+    def _say_offer(self, order: OpenOrder, name: InstructionId) -> Offer:
+        """With values of the environment a second copy without them goes along, for the site to keep, if both fit."""
+        body = self._offer(order)
+        sealed = seal(self._key, encode(body), SIGNER)
+        offer = Offer(id=name, number=order.number, epoch=order.epoch, attempt=body.attempt, sealed=sealed)
+        if not body.env:
+            return offer
+        kept = seal(self._key, encode(msgspec.structs.replace(body, env={})), SIGNER)
+        both = msgspec.structs.replace(offer, adoption=kept)
+        return both if len(encode(both)) <= OFFER_BYTES else offer
 
     def _offer(self, order: OpenOrder) -> OfferBody:
         """All that the site needs, with the sealed word on whose usage it will be."""
@@ -280,18 +333,22 @@ class SiteLane:
         """The site's settings, if it has an older revision. A copy that knows less than who made the last one says nothing."""
         if site == CANARY:
             return None
-        settings, known = self._settings(site), self._knowledge.knows(site)
+        if self._settled(site, has):
+            return None
+        settings, known, stamp = self._settings(site), self._knowledge.knows(site), self._knowledge.stamp(site)
         content = digest(encode(settings))
         held = self._made.get(site)
-        if held is None or held[0] != content:
-            made = await self._store.settings_revision(site, content, known, self._clock.now())
-            if made is None:
+        if held is None or held.content != content:
+            revision = await self._store.settings_revision(site, content, known, self._clock.now())
+            if revision is None:
                 return None
-            held = self._made[site] = (content, made)
-        if has >= held[1].number:
+        else:
+            revision = held.revision
+        self._made[site] = _Made(content, revision, stamp)
+        if has >= revision.number:
             return None
-        numbered = msgspec.structs.replace(settings, revision=held[1].number, at=held[1].at)
-        return Settings(held[1].number, seal(self._key, encode(numbered), SIGNER))
+        numbered = msgspec.structs.replace(settings, revision=revision.number, at=revision.at)
+        return Settings(revision.number, seal(self._key, encode(numbered), SIGNER))
 
     def _settings(self, site: SiteName) -> SiteSettings:
         """Their content, without number and date: the same from every copy that knows the same."""

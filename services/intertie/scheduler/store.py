@@ -6,7 +6,7 @@ argument of every read of a job (`Scope`): what lies outside is not there. `pg` 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -181,6 +181,10 @@ class SchedulerStore(Protocol):
 
     async def orders(self, site: SiteName, mark: tuple[int, int]) -> list[OpenOrder]:
         """What the site is to be told, new before known. `mark`: the highest (epoch, number) that it has on disk."""
+        ...
+
+    async def owed(self, sites: Collection[SiteName]) -> frozenset[SiteName]:
+        """Those of these sites that may have orders: `orders` of any other is empty."""
         ...
 
     async def attempts(self, after: AttemptId | None, limit: int) -> list[AttemptSnapshot]: ...

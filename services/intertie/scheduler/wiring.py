@@ -77,7 +77,9 @@ async def wire(
     account; without it no silence moves anything. `lease_s`: of `rerun` work. `own_keys`: further public keys that this service has sealed with."""
     epoch = await store.epoch()
     canary_beat_s = max(CANARY_BEAT_S * scale, LEAST_CANARY_S)
-    hearing = Hearing(silent_s=max(SILENT_S * scale, LEAST_SILENT_S), office_s=clock.monotonic_s(), canary_beat_s=canary_beat_s)
+    hearing = Hearing(
+        silent_s=max(SILENT_S * scale, LEAST_SILENT_S), office_s=clock.monotonic_s(), canary_beat_s=canary_beat_s, epoch=epoch
+    )
     limits = Limits(lease_s=lease_s, lost_after=lost_after)
 
     async def changed(sites: Sequence[SiteName]) -> None:
@@ -115,6 +117,7 @@ async def wire(
         instructions=lane.instructions,
         settings=lane.settings,
         on_heard=lane.heard,
+        quiet=lane.quiet,
         epoch=lambda: epoch,
         lease_s=lease_s,
     )
