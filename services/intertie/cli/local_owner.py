@@ -227,7 +227,8 @@ def _show_known(known: list[Known]) -> None:
         if one.what == "settings" and one.as_of is None and one.name == "revision 0":
             key = "known.no_settings"
         value = one.value or (say_local("known.own_user") if one.what == "mapping" else "")
-        values = {"name": one.name, "as_of": local(one.as_of), "ago": ago(one.as_of) if one.as_of else "?", "value": value}
+        name = say_local("known.revision", number=one.name.removeprefix("revision ")) if one.what == "settings" else one.name
+        values = {"name": name, "as_of": local(one.as_of), "ago": ago(one.as_of) if one.as_of else "?", "value": value}
         line("  " + say_local(key, **values, valid_until=local(one.valid_until)))
 
 

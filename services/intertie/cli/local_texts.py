@@ -103,7 +103,8 @@ TEXTS: Mapping[str, tuple[str, str]] = {
     ),
     # What it works by.
     "known": ("works by (last told by the hub):", "依据(平台最近一次下发):"),
-    "known.settings": ("settings {name}, of {as_of} ({ago})", "设置 {name},{as_of}({ago})"),
+    "known.settings": ("settings {name}, of {as_of} ({ago})", "设置{name},{as_of}({ago})"),
+    "known.revision": ("revision {number}", "第 {number} 版"),
     "known.no_settings": (
         "no settings yet: nothing of the federation's can run here before the hub was heard once",
         "尚无设置:首次收到平台应答前不会运行平台任务",
