@@ -191,7 +191,8 @@ class HeldAttempt(Contract, frozen=True, kw_only=True):
     started: Instant | None = None
     native_id: str = ""
     offer: Sealed | None = None
-    """The signed `OfferBody`: a hub that lost the job adopts it from this. None for islanded work, whose `IslandedSubmit` is said again."""
+    """The signed `OfferBody` without values of the environment: a hub that lost the job adopts it from this. None for islanded work, whose
+    `IslandedSubmit` is said again."""
 
 
 class PastJournal(Contract, frozen=True, kw_only=True):
@@ -237,6 +238,20 @@ class LostRange(EntryBase, frozen=True, kw_only=True, tag="lost_range"):
     """`journal`, lane, `first`, `last` and `digest_last` as JSON, under the site's key: a person may have to answer for it."""
 
 
+class HeldTold(EntryBase, frozen=True, kw_only=True, tag="held"):
+    """What this site holds of the hub's, told once for each epoch of the scheduler: a hub that was restored adopts what it lost from this, and reads
+    again what it could not understand without it. One list may take several entries, all of one transaction."""
+
+    epoch: NonNegative
+    """The scheduler's, which this answers."""
+    place: str
+    kernel_boot: str
+    held: list[HeldAttempt] = []
+    """Also what has ended here within the time that entries are kept, settled or not; the latest attempt of a job comes first."""
+    complete: bool = False
+    """The last of them: nothing is left to tell for this epoch."""
+
+
 class IslandedSubmit(AttemptEntry, frozen=True, kw_only=True, tag="islanded_submit"):
     """A tenant's work that this site took in by its islanded allowance, while the hub was silent. `job` and `attempt` were minted here."""
 
@@ -264,6 +279,7 @@ SchedulerEntry = (
     | JournalOpened
     | LostRange
     | IslandedSubmit
+    | HeldTold
 )
 
 
@@ -340,15 +356,7 @@ class DrillReported(EntryBase, frozen=True, kw_only=True, tag="drill_reported"):
 
 
 RegistryEntry = (
-    Inventory
-    | ProfileDeclared
-    | LendingPaused
-    | SiteCondition
-    | JournalOpened
-    | LostRange
-    | DrillConsented
-    | DrillRefused
-    | DrillReported
+    Inventory | ProfileDeclared | LendingPaused | SiteCondition | JournalOpened | LostRange | DrillConsented | DrillRefused | DrillReported
 )
 
 
@@ -401,6 +409,9 @@ class Offer(InstructionBase, frozen=True, kw_only=True, tag="offer"):
 
     attempt: AttemptId
     sealed: Sealed
+    adoption: Sealed | None = None
+    """The body once more, with `env` emptied: what a site keeps and may tell again (`HeldAttempt`). Only where there are values of the environment,
+    and only if both fit one message; a site that has neither this nor an empty `env` keeps nothing."""
 
 
 class Go(InstructionBase, frozen=True, kw_only=True, tag="go"):

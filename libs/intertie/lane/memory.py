@@ -160,6 +160,14 @@ class MemoryLaneTables:
             self.quarantined[(entry.lane, entry.site, entry.journal, entry.seq)] = error
             await tx.fault(report)
 
+    async def read_again(self, tx: StoreTx, lane: Lane, site: SiteName, code: str) -> int:
+        assert tx is self._store, "a transaction of another store cannot open an entry here"
+        again = [key for key, error in self.quarantined.items() if key[:2] == (lane, site) and error.startswith(f"{code}:")]
+        for key in again:
+            del self.quarantined[key]
+            self.open.add(key)
+        return len(again)
+
     async def report(self, report: ReportIncident) -> None:
         async with self._transaction() as tx:
             await tx.fault(report)

@@ -114,3 +114,14 @@ WHERE e.site = $1 AND e.lane = $2 AND e.journal = $3 AND e.seq = $4 AND e.interp
 -- Once more, if it was tried again and still cannot be interpreted.
 INSERT INTO quarantine (site, lane, journal, seq, raw, error, at) VALUES ($1, $2, $3, $4, $5, $6, now())
 ON CONFLICT (site, lane, journal, seq) DO UPDATE SET error = excluded.error, at = excluded.at, released_at = NULL
+
+-- name: lane_read_again
+-- What was set aside with one code stands open again as if it had just come.
+WITH chosen AS (
+    UPDATE quarantine AS q SET released_at = now()
+    WHERE q.lane = $1 AND q.site = $2 AND q.released_at IS NULL AND starts_with(q.error, $3 || ':')
+        AND EXISTS (SELECT 1 FROM lane_entry AS e WHERE e.site = q.site AND e.lane = q.lane AND e.journal = q.journal AND e.seq = q.seq)
+    RETURNING q.site, q.lane, q.journal, q.seq
+)
+UPDATE lane_entry AS e SET interpreted_at = NULL FROM chosen AS c
+WHERE e.site = c.site AND e.lane = c.lane AND e.journal = c.journal AND e.seq = c.seq

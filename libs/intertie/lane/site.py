@@ -20,7 +20,23 @@ from intertie.errors import IntertieError, Refused, Unavailable
 from intertie.ids import AttemptId, SessionId, SiteName
 from intertie.link.clocks import TRY_S
 from intertie.link.journal import InstructionMark, Journal
-from intertie.link.site import Effect, Exchange, Heard, Load, Pace, Reopen, Report, Send, Silent, SiteMachine, Take, Trouble, Wake, pace_of
+from intertie.link.site import (
+    Effect,
+    Exchange,
+    Heard,
+    Load,
+    Pace,
+    Raised,
+    Reopen,
+    Report,
+    Send,
+    Silent,
+    SiteMachine,
+    Take,
+    Trouble,
+    Wake,
+    pace_of,
+)
 from intertie.observe import log
 
 LOG = log.get("lane")
@@ -38,6 +54,8 @@ OnSettings = Callable[[Sealed, int], Awaitable[None]]
 OnSilence = Callable[[datetime | None], Awaitable[None]]
 """The lane is silent since then; None: it is heard again."""
 OnTrouble = Callable[[Trouble | None, str], Awaitable[None]]
+OnRaised = Callable[[int], Awaitable[None]]
+"""The keeper is in this epoch, higher than any before: journal what is held. What it raises (`IntertieError`) has it asked again."""
 OnReopen = Callable[[Lane, Reopen], Awaitable[None]]
 """Both sides disagree: open the journal anew (`intertie.agent.reopen`). Not called again for a journal that is not the current one any more."""
 
@@ -60,6 +78,7 @@ class SiteLane:
         on_silence: OnSilence | None = None,
         on_trouble: OnTrouble | None = None,
         on_reopen: OnReopen | None = None,
+        on_raised: OnRaised | None = None,
         running: Callable[[], Sequence[AttemptId]] = tuple,
         settings_revision: Callable[[], int] = int,
         pace: Pace | None = None,
@@ -72,6 +91,7 @@ class SiteLane:
         self._site, self._session = site, session
         self._on_instructions, self._on_answer, self._on_settings = on_instructions, on_answer, on_settings
         self._on_silence, self._on_trouble, self._on_reopen = on_silence, on_trouble, on_reopen
+        self._on_raised = on_raised
         self._running, self._settings_revision = running, settings_revision
         self._pace, self._spread = pace or pace_of(lane), spread
         self._boot = boot or kernel_boot()
@@ -155,6 +175,7 @@ class SiteLane:
             spread=self._spread,
             epochs=self._epochs,
             place=self._journal.place,
+            tells_held=self._on_raised is not None,
         )
         if not self._state_told:
             self._state_told = True
@@ -200,6 +221,8 @@ class SiteLane:
                     if journal == self._journal.id:
                         await self._call(self._on_reopen, self._lane, effect)
                     self._bell.set()
+                case Raised(epoch):
+                    todo.extend(await self._raised(machine, epoch))
         async with self._turned:
             self._turned.notify_all()
 
@@ -262,6 +285,14 @@ class SiteLane:
                 await self._call(self._on_instructions, some, exchange)
         await self._call(self._on_answer, exchange)
         return machine.stored()
+
+    async def _raised(self, machine: SiteMachine, epoch: int) -> list[Effect]:
+        assert self._on_raised is not None, "only a lane that tells what is held is told of it"
+        try:
+            await self._on_raised(epoch)
+        except IntertieError as err:
+            return machine.not_raised(self._clock.boot_s(), f"{err.code}: {err.text}")
+        return machine.raised(self._clock.boot_s(), epoch)
 
     async def _call(self, listener: Callable[..., Awaitable[None]] | None, *args: object) -> None:
         """What the agent does with it is its own matter: a fault there must not stop the lane."""

@@ -115,6 +115,10 @@ class LaneTables(Protocol):
         """Set an entry aside, in order, and report it, in one transaction. `Stale` as for `mark_interpreted`."""
         ...
 
+    async def read_again(self, tx: StoreTx, lane: Lane, site: SiteName, code: str) -> int:
+        """In the service's own transaction: what was set aside of a site with this code stands open again, as if it had just come; how many."""
+        ...
+
     async def report(self, report: ReportIncident) -> None:
         """Report a fault that changes no row."""
         ...

@@ -151,10 +151,21 @@ class Reopen:
     lost: Lost | None = None
 
 
-Effect = Load | Send | Take | Silent | Heard | Report | Reopen
+@dataclass(frozen=True, slots=True)
+class Raised:
+    """The keeper answers in an epoch above the one known here: journal what is held (`HeldTold`), then say `raised`, or `not_raised` if the journal
+    refused. Until then nothing of that epoch is taken, and the keeper says it again."""
+
+    epoch: int
+
+
+Effect = Load | Send | Take | Silent | Heard | Report | Reopen | Raised
 
 BROKEN = (LaneState.FORKED, LaneState.AGENT_RESTORED, LaneState.HUB_RESTORED)
 """States whose way out is a new journal."""
+
+FIRST_EPOCH = 1
+"""In which a service begins; above it, it was restored at least once."""
 
 # New journals in a row of which none was taken: then it is not the journal, and a person must look. A hub that lacks something of several
 # journals names one of them after the other.
@@ -190,8 +201,11 @@ class SiteMachine:
         spread: Callable[[], float],
         epochs: tuple[int, int] = (0, 0),
         place: str = "",
+        tells_held: bool = False,
     ) -> None:
-        """`marks` are the journal's (acknowledged, safe), `epochs` and `place` its own too. `spread` gives numbers in [0, 1): a seeded one replays."""
+        """`marks` are the journal's (acknowledged, safe), `epochs` and `place` its own too. `spread` gives numbers in [0, 1): a seeded one replays.
+        `tells_held`: a raised epoch is an effect, and is known only when that was performed."""
+        self._tells_held = tells_held
         self.site, self.session, self.lane, self.journal, self.place = site, session, lane, journal, place
         self.pace = pace
         self._spread = spread
@@ -320,6 +334,8 @@ class SiteMachine:
                 f"the {self.lane} keeper is in epoch {synced.epoch}, this site knows {self._epoch}: run `intertie hub restored` at the hub"
             )
             return self._refuse(now_s, Trouble.EPOCH_LOWER, text)
+        if self._is_raised(synced):
+            return self._raise(now_s, synced.epoch)
         if synced.state in BROKEN:
             lost = Lost(synced.journal, synced.ack_through) if synced.state is LaneState.HUB_RESTORED else None
             return self._break(now_s, Trouble(synced.state.value), f"the {self.lane} keeper answers {synced.state.value}", lost)
@@ -337,6 +353,19 @@ class SiteMachine:
         self.clean = False
         self.due_at = now_s
         return []
+
+    def raised(self, now_s: float, epoch: int) -> list[Effect]:
+        """What is held is in the journal, behind everything before it: from the next sync on the keeper may know that this epoch is known here."""
+        if self._epoch == 0:
+            self._ready = epoch
+        self._epoch = max(self._epoch, epoch)
+        self.due_at = now_s
+        return []
+
+    def not_raised(self, now_s: float, why: str) -> list[Effect]:
+        """The journal refused: the next answer of that epoch asks again."""
+        self.due_at = now_s + self.pace.beat_s
+        return self._in_trouble(Trouble.JOURNAL, why)
 
     def stored(self) -> list[Effect]:
         """The journal has the marks and instructions of the last exchange."""
@@ -385,6 +414,19 @@ class SiteMachine:
             self._ready = epoch
         self._epoch = epoch
         return self._ready >= epoch
+
+    def _is_raised(self, synced: Synced) -> bool:
+        """A first epoch needs no telling: nothing of it can have been lost."""
+        return self._tells_held and synced.state in (LaneState.OK, LaneState.BEHIND) and synced.epoch > max(self._epoch, FIRST_EPOCH)
+
+    def _raise(self, now_s: float, epoch: int) -> list[Effect]:
+        """Take nothing of the answer, which the keeper repeats, but that it arrived."""
+        assert self._try is not None, "an answer belongs to a try"
+        self._taken = self._try.sync.nonce
+        self._try = None
+        self.clean = False
+        self.due_at = now_s + self.pace.beat_s
+        return [Raised(epoch)]
 
     def _plan_next(self, now_s: float, current: _Try, synced: Synced, sent_all: bool) -> None:
         """At once while there is more either way, else by the beat."""

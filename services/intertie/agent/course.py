@@ -23,6 +23,7 @@ from intertie.agent.core import attempts as life
 from intertie.agent.core import logs, usage
 from intertie.agent.core.leases import LEASE_OVER
 from intertie.agent.core.model import OPEN, Attempt, EndedRecord, Failing, StartedRecord, State, with_state
+from intertie.agent.search import without_values
 from intertie.contracts.base import encode
 from intertie.contracts.job import ResultRef
 from intertie.contracts.link import Ended, EntryBase, Lane, ResultStored, SegmentClosed, Started
@@ -226,7 +227,7 @@ class Course:
             result=result,
             islanded=site.islanded(),
         )
-        over = with_state(self.attempt, life.move(attempt, life.Event.END), ended=record, env={}, offer=None)
+        over = with_state(self.attempt, life.move(attempt, life.Event.END), ended=record, env={}, offer=without_values(self.attempt.offer))
         if attempt.local is not None:
             site.books.attempts[self.id] = over
             await site.record(lambda _: {}, save(over))

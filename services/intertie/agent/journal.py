@@ -237,6 +237,11 @@ class SqliteJournal:
     def place(self) -> str:
         return self._place
 
+    @property
+    def kept_s(self) -> float:
+        """How long entries are kept after they are safe."""
+        return self._bounds.kept_s
+
     def accepting(self) -> Condition:
         """Whether new work may be taken. Cheap; what runs is recorded whatever this says."""
         if self._refused is not None:

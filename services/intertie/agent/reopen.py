@@ -3,19 +3,23 @@ copied, moved, damaged or lost (ADR 0006).
 
 Everything that the old one still holds is said again in the new one, behind the list of what this site holds of the hub's. What was claimed in the
 old journal and has not begun starts nothing any more: `Site.tick` gives it up, and a go names the journal of its claim.
+
+Where the journal goes on and the scheduler was restored (its epoch was raised), the list alone is told, once (`tell_held`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from intertie.agent.books import get_setting, put_setting
 from intertie.agent.core.model import State
 from intertie.agent.journal import Renewal
-from intertie.contracts.base import encode
-from intertie.contracts.link import HeldAttempt, Lane, Sealed
+from intertie.contracts.base import BATCH_BYTES, encode
+from intertie.contracts.link import EntryBase, HeldAttempt, HeldTold, Lane, Sealed
 from intertie.ids import JournalId
+from intertie.link.journal import NextSeq
 from intertie.link.site import Lost, Reopen
 from intertie.observe import log
 from intertie.trust.seal import seal
@@ -27,7 +31,9 @@ LOG = log.get("agent.reopen")
 
 # The list of what is held, within one entry: a batch holds more, and what is left out was told by its own entries before.
 HELD_BYTES = 192 * 1024
-SAME_PLACE = "same_place"
+# One offer within one entry: with its envelope it must fit one sync.
+OFFER_BYTES = 2 * BATCH_BYTES
+SAME_PLACE, HELD_TOLD = "same_place", "held_told"
 
 
 async def recall_place(site: Site) -> None:
@@ -70,6 +76,51 @@ async def _renew(site: Site, why: str, lost: Mapping[Lane, Lost]) -> JournalId:
     )
     also = None if site.same_place else put_setting(SAME_PLACE, "no")
     return await site.journal.renew(renewal, also)
+
+
+async def tell_held(site: Site, epoch: int) -> None:
+    """The scheduler is in a higher epoch than ever before: journal what is held here, behind all that is there, once for each epoch. All of it is
+    one transaction, so an agent that dies meanwhile has told all or nothing. `Unavailable` if the disk refuses."""
+    told = await site.journal.read(lambda cursor: get_setting(cursor, HELD_TOLD))
+    if told is not None and int(told) >= epoch:
+        return
+    now = site.clock.now()
+    parts = in_parts(await site.search(ended_since=now - timedelta(seconds=site.journal.kept_s)))
+
+    def entries(following: NextSeq) -> Mapping[Lane, Sequence[EntryBase]]:
+        first, last = following[Lane.SCHEDULER], len(parts) - 1
+        return {
+            Lane.SCHEDULER: [
+                HeldTold(
+                    seq=first + number,
+                    at=now,
+                    islanded=site.islanded(),
+                    epoch=epoch,
+                    place=site.journal.place,
+                    kernel_boot=site.boot,
+                    held=part,
+                    complete=number == last,
+                )
+                for number, part in enumerate(parts)
+            ]
+        }
+
+    await site.append(entries, put_setting(HELD_TOLD, str(epoch)))
+    LOG.warning("the hub was restored: it is told what is held here", epoch=epoch, held=sum(map(len, parts)), entries=len(parts))
+
+
+def in_parts(held: Sequence[HeldAttempt]) -> list[list[HeldAttempt]]:
+    """The list in entries of bounded size, the latest attempts first; at least one. An offer that would fit no message is left out."""
+    parts, room = [list[HeldAttempt]()], HELD_BYTES
+    for one in sorted(held, key=lambda each: (-each.epoch, -each.generation, each.attempt)):
+        said = one if len(encode(one)) <= OFFER_BYTES else _without_offer(one)
+        size = len(encode(said)) + 1
+        if size > room and parts[-1]:
+            parts.append([])
+            room = HELD_BYTES
+        parts[-1].append(said)
+        room -= size
+    return parts
 
 
 def bounded(held: list[HeldAttempt]) -> list[HeldAttempt]:

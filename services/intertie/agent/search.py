@@ -1,11 +1,15 @@
 """What a site holds of the hub's, from its books and from its job folders: the folders are a contract, and outlive a journal.
 
 A journal that was lost or restored is made whole from them: work whose supervisor began is adopted, told and metered as if nothing had been.
+Signed offers are kept and told only without values of the environment: they would lie for weeks where a list of them lies.
 """
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from intertie.agent.adapters.port import Presence
 from intertie.agent.books import save, see, together
@@ -52,20 +56,23 @@ async def _adopt(site: Site, adopted: Attempt) -> None:
     LOG.warning("work is adopted from its folder, the books knew less of it", attempt=adopted.id, job=adopted.job)
 
 
-async def search(site: Site) -> list[HeldAttempt]:
-    """In the order of their ids."""
+async def search(site: Site, ended_since: datetime | None = None) -> list[HeldAttempt]:
+    """In the order of their ids: what is not settled, and what is and ended since then."""
     for name in await rebuild(site):
         if site.books.attempts[name].local is None:
             site.listed.add(name)
         site.set_out(name)
     offers = {kept.id: kept.offer for kept in await site.adapter.found()}
     settled = await site.journal.read(_settled)
-    attempts = sorted(site.books.attempts.values(), key=lambda attempt: attempt.id)
-    return [
-        _held(attempt, attempt.offer or offers.get(attempt.id))
-        for attempt in attempts
-        if attempt.local is None and attempt.id not in settled and attempt.state in HELD
-    ]
+
+    def told(attempt: Attempt) -> bool:
+        if attempt.local is not None or attempt.state not in HELD:
+            return False
+        lately = ended_since is not None and attempt.ended is not None and attempt.ended.ended >= ended_since
+        return lately or attempt.id not in settled
+
+    attempts = sorted(filter(told, site.books.attempts.values()), key=lambda attempt: attempt.id)
+    return [_held(attempt, attempt.offer or offers.get(attempt.id)) for attempt in attempts]
 
 
 HELD = frozenset({State.CLAIMED, State.STAGING, State.RUNNING, State.ENDED, State.NOT_STARTED})
@@ -73,6 +80,20 @@ HELD = frozenset({State.CLAIMED, State.STAGING, State.RUNNING, State.ENDED, Stat
 
 def _settled(cursor: Cursor) -> set[AttemptId]:
     return {AttemptId(row[0]) for row in cursor.execute("SELECT id FROM attempt WHERE settled = 1")}
+
+
+class _Values(msgspec.Struct):
+    env: dict[str, str]
+
+
+def without_values(offer: Sealed | None) -> Sealed | None:
+    """The signed offer, if no value of the environment is in it: only then may it be kept."""
+    if offer is None:
+        return None
+    try:
+        return None if msgspec.json.decode(offer.payload, type=_Values).env else offer
+    except msgspec.MsgspecError:
+        return None
 
 
 def _held(attempt: Attempt, offer: Sealed | None) -> HeldAttempt:
@@ -85,5 +106,5 @@ def _held(attempt: Attempt, offer: Sealed | None) -> HeldAttempt:
         devices=list(attempt.devices),
         started=usage.utc_of(attempt.started.utc_ns) if attempt.started else None,
         native_id=attempt.started.native_id if attempt.started else "",
-        offer=offer,
+        offer=without_values(offer),
     )

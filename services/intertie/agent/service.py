@@ -27,8 +27,8 @@ from intertie.agent.drill import Drill
 from intertie.agent.drill_door import mount as mount_drill
 from intertie.agent.islanded import Alone, known, lanes_wait
 from intertie.agent.journal import SqliteJournal
-from intertie.agent.reopen import begin, recall_place, reopen
 from intertie.agent.leave import GatewayRelease, Leaving
+from intertie.agent.reopen import begin, recall_place, reopen, tell_held
 from intertie.agent.room import spaces_of
 from intertie.agent.site import Site
 from intertie.agent.telemetry import Collector, Telemetry
@@ -191,6 +191,7 @@ class Agent:
             on_settings=self._settings if scheduler else None,
             on_answer=self._answered if scheduler else None,
             on_reopen=partial(reopen, self.site),
+            on_raised=partial(tell_held, self.site) if scheduler else None,
             running=self.site.running if scheduler else tuple,
             settings_revision=lambda: self.site.settings.revision if scheduler else 0,
             pace=pace_of(lane, self.site.settings.lane_beat_s * self.beat),
@@ -322,7 +323,9 @@ async def run(folder: Folder, environ: Mapping[str, str], successor: Successor) 
         mark = environ.get("INTERTIE_READY_FILE")
         async with ready(Path(mark) if mark else None, "agent", {"site": agent.joined.site}):
             successor.announce(agent.started)
-            return await serve(devices=agent.watch(), ticks=agent.tick(), lanes=agent.speak(), drill=agent.drill.run(), upgrades=successor.wait())
+            return await serve(
+                devices=agent.watch(), ticks=agent.tick(), lanes=agent.speak(), drill=agent.drill.run(), upgrades=successor.wait()
+            )
     finally:
         successor.withdraw()
         await agent.close()

@@ -12,6 +12,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from intertie.agent.adapters.port import Adapter
 from intertie.agent.books import bury, get_setting, load, prune, put_setting, save, see, settle, together
 from intertie.agent.borders import Borders
@@ -28,7 +30,7 @@ from intertie.agent.leases import Leases
 from intertie.agent.owner import Owner
 from intertie.agent.pause import Pause
 from intertie.agent.room import Room
-from intertie.agent.search import rebuild, search
+from intertie.agent.search import rebuild, search, without_values
 from intertie.agent.transfer import Transfer
 from intertie.clock import Clock, kernel_boot
 from intertie.contracts.base import decode, encode
@@ -184,9 +186,9 @@ class Site:
         """Whether what is found here is all that there is of it: the place of its claim is this one."""
         return self.same_place or life.of_other_journal(attempt, self.journal.id) is None
 
-    async def search(self) -> list[HeldAttempt]:
-        """Every attempt of the hub's that this site knows of and that is not settled, after its job folders were searched."""
-        return await search(self)
+    async def search(self, ended_since: datetime | None = None) -> list[HeldAttempt]:
+        """Every attempt of the hub's that this site knows of and that is not settled (or ended since then), after its job folders were searched."""
+        return await search(self, ended_since)
 
     async def displace_for(self, kind: DeviceKind, count: int) -> list[DeviceId]:
         """Claims that have not started make room for the owner's own work, if the owner's rule says so; devices that they gave back."""
@@ -293,7 +295,7 @@ class Site:
             case NotTaken(why):
                 await self._refuse(offer, body, why)
             case Taken(attempt):
-                await self._claim(offer, with_state(attempt, attempt.state, offer=offer.sealed))
+                await self._claim(offer, with_state(attempt, attempt.state, offer=self._kept(offer, body)))
 
     async def _opened(self, offer: Offer) -> OfferBody | None:
         """The body, if the scheduler sealed it for this attempt; refused with a fault otherwise."""
@@ -317,6 +319,16 @@ class Site:
             await self.append(entries, handled(offer.id))
             return None
         return body
+
+    def _kept(self, offer: Offer, body: OfferBody) -> Sealed | None:
+        """The signed copy of an offer from which a hub that lost the job adopts it: never one with values of the environment."""
+        if not body.env or offer.adoption is None:
+            return without_values(offer.sealed)
+        try:
+            copy = open_seal(offer.adoption, self.joined.service_keys.get("scheduler", ""), OfferBody)
+        except Refused:
+            return None
+        return offer.adoption if copy == msgspec.structs.replace(body, env={}) else None
 
     async def _refuse(self, offer: Offer, body: OfferBody, why: Failing) -> None:
         def entries(following: NextSeq) -> Mapping[Lane, Sequence[EntryBase]]:

@@ -20,7 +20,7 @@ from intertie.bus.port import Bus
 from intertie.clock import SystemClock
 from intertie.contracts.identity import Claims
 from intertie.contracts.link import Lane
-from intertie.errors import Refused, Unavailable
+from intertie.errors import Refused
 from intertie.lane.pg import PgLaneTables
 from intertie.observe import log
 from intertie.quarantine import Quarantine
@@ -66,15 +66,11 @@ def own_keys(keyset: Mapping[str, str]) -> list[str]:
 
 
 async def open_canary(settings: SchedulerSettings, held: AsyncExitStack) -> Bus | None:
-    """The canary's own connection. A hub whose canary cannot connect serves all the same, and is deaf."""
+    """The canary's own connection. A hub whose canary cannot connect, or has no credentials yet, serves all the same: it is deaf until it can."""
     if settings.canary_creds is None:
         LOG.warning("no canary: no silence is believed, and nothing is run again elsewhere")
         return None
-    try:
-        bus = await NatsBus.connect(settings.bus_url, name="canary", credentials=settings.canary_creds)
-    except (Unavailable, Refused) as err:
-        LOG.error("the canary cannot connect: no silence is believed until this process starts again", code=err.code, text=err.text)
-        return None
+    bus = await NatsBus.connect(settings.bus_url, name="canary", credentials=settings.canary_creds, wait=False)
     held.push_async_callback(bus.close)
     return bus
 
@@ -111,7 +107,6 @@ async def run(environ: Mapping[str, str]) -> int:
             lambda: NatsBus.connect(settings.bus_url, name="scheduler", credentials=settings.bus_creds),
         )
         held.push_async_callback(bus.close)
-        canary = await open_canary(settings, held)
         parts = await wire(
             PgSchedulerStore(db),
             PgLaneTables(db),
@@ -121,7 +116,7 @@ async def run(environ: Mapping[str, str]) -> int:
             own.signed,
             zone=zone,
             scale=scale,
-            canary=canary,
+            canary=await open_canary(settings, held),
             lease_s=settings.rerun_lease_s,
             lost_after=timedelta(days=settings.lost_after_days),
             own_keys=own_keys(keyset),

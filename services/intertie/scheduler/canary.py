@@ -1,7 +1,7 @@
 """The canary: a site of our own that syncs on the scheduler's lane and is committed as any other, on a connection and account of its own.
 
 What it proves is the whole way from a site to the disk here. While its syncs go unanswered this hub is deaf, and nobody's silence means anything
-(LINK D5). Only the leader runs it: two would take turns in its session.
+(LINK D5). Only the leader runs it: two would take turns in its session. One that cannot connect keeps trying; this hub is deaf until it can.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PLACE = "canary"
 
 
 class Canary:
-    """`bus` is in the canary's own account."""
+    """`bus` is in the canary's own account, and connects when it can."""
 
     def __init__(self, bus: Bus, clock: Clock, *, beat_s: float = CANARY_BEAT_S) -> None:
         self._bus, self._clock, self._beat_s = bus, clock, beat_s

@@ -40,7 +40,7 @@ from intertie.ids import SiteName, new_job
 from intertie.observe import tracing
 from intertie.planner import PoolView, never_fits, spec_in_force, suitability
 from intertie.scheduler.asks import Asker
-from intertie.scheduler.core import life, silence
+from intertie.scheduler.core import life, silence, ways
 from intertie.scheduler.core.grants import granted
 from intertie.scheduler.core.rows import Change, File, Ignored, Job, JobView, record_of
 from intertie.scheduler.core.snapshot import pool_views
@@ -112,7 +112,7 @@ class Scheduler:
 
     async def _again(self, known: Job, request: SubmitJob, caller: Caller) -> SubmitReply:
         """The same key again: the same job, if it asks for the same."""
-        if life.content_of(known.job, request.spec, request.env) != known.content:
+        if not ways.asks_the_same(known, request):
             raise Conflict(
                 "scheduler.key_reused",
                 f"client key {request.client_key!r} was used for {known.job}, which asked for something else",

@@ -142,14 +142,22 @@ class SiteLane:
         self, tx: StoreTx, said: JournalOpened | HeldTold, source: Source, now: datetime, *, why: str
     ) -> list[Change | Ignored]:
         """Take up what is not known here; then what could not be understood without it is read again."""
-        changes = list[Change | Ignored]()
+        changes, doubts = list[Change | Ignored](), list[str]()
         for held in ways.latest_first(said):
             if held.offer is None or await self._knows(tx, held.attempt):
                 continue
-            offer = self._ours(held.offer, OfferBody)
-            job = ways.adopted_job(offer, source, now)
+            try:
+                offer = self._ours(held.offer, OfferBody)
+                ways.check_held(held, offer)
+                job = ways.adopted_job(offer, source, now)
+            except Refused as err:
+                # One that is not ours must not cost the others their word.
+                doubts.append(f"{held.attempt[:64]}: {err.text}")
+                continue
             told = line(job, "adopted", source.actor, said.at, now, why=f"known from its signed offer only: {why}")
             changes.append(await self._store.take_up(tx, job, told, partial(self._adopt, held, offer, source, now)))
+        if doubts:
+            await tx.fault(ways.not_adopted(doubts, source))
         if isinstance(said, HeldTold) and said.complete or changes:
             again = await self._lanes.read_again(tx, Lane.SCHEDULER, source.site, UNKNOWN_ATTEMPT)
             if again:

@@ -11,7 +11,7 @@ from random import Random
 
 from intertie.agent.core.devices import Pool, state_of
 from intertie.agent.journal import Bounds, Pending, prepare
-from intertie.agent.reopen import begin, recall_place, reopen
+from intertie.agent.reopen import begin, recall_place, reopen, tell_held
 from intertie.agent.site import Site
 from intertie.agent.transfer import Transfer
 from intertie.bus.memory import site_account
@@ -189,6 +189,7 @@ class Agent:
             on_settings=self._settings if scheduler else None,
             on_answer=self._answered if scheduler else None,
             on_reopen=partial(reopen, self.site),
+            on_raised=partial(tell_held, self.site) if scheduler else None,
             running=self.site.running if scheduler else tuple,
             settings_revision=lambda: self.site.settings.revision if scheduler else 0,
             pace=pace_of(lane, self.site.settings.lane_beat_s),

@@ -2,7 +2,8 @@
 
 The job folder `jobs/<attempt>/` is the contract between them (format 1, see `intertie.agent.supervisor`):
 
-    attempt.json              0600, the agent's: all that it knew at the start, the signed offer with it: a lost journal is made anew from these
+    attempt.json              0600, the agent's: all that it knew at the start but values of the environment, the signed offer with it: a lost journal
+                              is made anew from these
     spec.json env.json        0600, the agent's: what to run, values of the environment
     deadline.json             0600, the agent's, renewed: until when leased work may run
     script                    0500, the job's account: what the user wrote
@@ -194,7 +195,7 @@ class ProcessAdapter:
         if who is not None:
             spec |= {"uid": who.uid, "gid": who.gid, "groups": list(who.groups)}
         _write(home / "env.json", json.dumps(self._env(attempt, home, cwd, who)).encode("utf-8"), 0o600, sync=False)
-        _write(home / "attempt.json", _encode(_Kept(supervisor.FORMAT, attempt)), 0o600, sync=False)
+        _write(home / "attempt.json", _encode(_Kept(supervisor.FORMAT, msgspec.structs.replace(attempt, env={}))), 0o600, sync=False)
         _write(home / "spec.json", json.dumps(spec).encode("utf-8"), 0o600, sync=False)
 
     def _env(self, attempt: Attempt, home: Path, cwd: str, who: LocalAccount | None) -> dict[str, str]:

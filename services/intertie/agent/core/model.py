@@ -129,7 +129,7 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     after: list[AttemptId] = []
     """These must be seen gone before it starts; it inherits what they hold of its devices."""
     offer: Sealed | None = None
-    """The signed offer, from which a hub that lost the job adopts it. It holds values of the environment, and goes from here with them."""
+    """The signed offer without values of the environment, from which a hub that lost the job adopts it: kept as long as the row."""
     stop: StopAsked | None = None
     refusal: Failing | None = None
     started: StartedRecord | None = None

@@ -14,6 +14,7 @@ from datetime import datetime
 from intertie.contracts.link import LaneState
 from intertie.ids import CANARY, SiteName
 from intertie.link.keeper import SiteRow
+from intertie.link.site import FIRST_EPOCH
 
 # The canary speaks this often; unanswered for two of its beats, we are deaf.
 CANARY_BEAT_S = 5.0
@@ -25,19 +26,32 @@ SILENT_S = 75.0
 UNTAKEN = 3
 
 
+# Agents before this link version tell nothing of what they hold after a restore.
+HELD_VERSION = 2
+
+
+def at_head(row: SiteRow, epoch: int) -> bool:
+    """All that the site has to say is interpreted here. After a restore that takes a site that knows the new epoch: it journals what it holds
+    (`HeldTold`) before it says so."""
+    if epoch > FIRST_EPOCH and row.version >= HELD_VERSION and row.epoch_told < epoch:
+        return False
+    return row.at_head and row.state is LaneState.OK and row.interpreted_through >= row.ack_through
+
+
 @dataclass(slots=True)
 class _Heard:
     row: SiteRow
     grew_s: float
     seen_here: bool
     """It has grown since this process took office."""
+    epoch: int = 1
+    """Of this service."""
     told: bool = False
     """It was at head, and all of it interpreted, once since this process took office."""
 
     @property
     def at_head(self) -> bool:
-        row = self.row
-        return self.seen_here and row.at_head and row.state is LaneState.OK and row.interpreted_through >= row.ack_through
+        return self.seen_here and at_head(self.row, self.epoch)
 
 
 @dataclass(slots=True)
@@ -47,6 +61,8 @@ class Hearing:
     silent_s: float = SILENT_S
     office_s: float = 0.0
     canary_beat_s: float = CANARY_BEAT_S
+    epoch: int = FIRST_EPOCH
+    """Of this service: after a restore a site's word counts when it knows of it."""
     _canary_s: float | None = None
     """When the canary's last answered sync was sent. None: it was never answered in this office."""
     _deaf_to_s: float = 0.0
@@ -98,10 +114,10 @@ class Hearing:
             held = self._sites.get(row.site)
             if held is None:
                 # The first sight of a row says nothing about when it was written, unless it was written just now in this process.
-                self._sites[row.site] = _Heard(row, self.office_s, seen_here=False)
+                self._sites[row.site] = _Heard(row, self.office_s, seen_here=False, epoch=self.epoch)
             elif row.heard > held.row.heard:
                 if self._first_look and not held.seen_here:
-                    self._sites[row.site] = _Heard(row, self.office_s, seen_here=False)
+                    self._sites[row.site] = _Heard(row, self.office_s, seen_here=False, epoch=self.epoch)
                 else:
                     self._heard(row, held, now_s)
             elif row.heard == held.row.heard:
@@ -116,7 +132,7 @@ class Hearing:
             self._heard(row, held, now_s)
 
     def _heard(self, row: SiteRow, before: _Heard | None, now_s: float) -> None:
-        heard = _Heard(row, now_s, seen_here=True)
+        heard = _Heard(row, now_s, seen_here=True, epoch=self.epoch)
         heard.told = (before is not None and before.told) or heard.at_head
         self._sites[row.site] = heard
 

@@ -17,6 +17,7 @@ from intertie.contracts.link import (
     AttemptEntry,
     Claimed,
     Ended,
+    HeldTold,
     IslandedSubmit,
     JournalOpened,
     LostRange,
@@ -41,8 +42,26 @@ MAX_FAILURES = 5
 RESTART_CAUSES = frozenset({Cause.SITE, Cause.PLATFORM, Cause.PREEMPTED})
 """Ends that are no fault of the job, and known to be so: an unknown end is never run again by itself."""
 
-NO_FAULT = frozenset({"device_busy", "displaced", "paused", "withdrawn", "stopped", "cancelled"})
-"""Codes of a claim given up that say nothing against the site."""
+NO_FAULT = frozenset(
+    {
+        # The owner's right, or the hub's own wish.
+        "device_busy",
+        "displaced",
+        "paused",
+        "withdrawn",
+        "stopped",
+        "cancelled",
+        # Times and places by which a start is refused so that nothing runs twice.
+        "start_too_late",
+        "lease_over",
+        "other_journal",
+        "rebooted",
+    }
+)
+"""Codes of a claim given up that say nothing against the site. Whatever else is given (`disk_full`, `disk_broken`, `not_startable`) is its fault."""
+
+UNKNOWN_ATTEMPT = "scheduler.unknown_attempt"
+"""What a site says of an attempt that is not here. Entries set aside with this are read again when their attempt was adopted."""
 
 
 # No clock of a host says anything outside these, not even one that was never set; beyond them tables and calendars end.
@@ -73,18 +92,16 @@ class Source:
 
 def interpret(entry: SchedulerEntry, file: File | None, source: Source, now: datetime) -> Change | Ignored:
     """The ladder, in order; the first that applies decides."""
-    if unfit := _unfit(entry):
-        raise Refused("scheduler.unfit", f"{source.site} says what cannot be: {unfit}")
+    if broken := unfit(entry):
+        raise Refused("scheduler.unfit", f"{source.site} says what cannot be: {broken}")
     if isinstance(entry, SettingsApplied):
         return Ignored(f"settings revision {entry.revision} is in force at {source.site}")
-    if isinstance(entry, JournalOpened | LostRange):
+    if isinstance(entry, JournalOpened | LostRange | HeldTold):
         return Ignored("it is about no single attempt: `ways.opened` compares")
     if file is None or file.attempt is None:
-        if isinstance(entry, StopAnswered | OfferRefused | NotStarted | ResultStored):
+        if isinstance(entry, StopAnswered | OfferRefused | NotStarted):
             return Ignored(f"attempt {entry.attempt} is not known, and holds nothing")
-        raise Refused(
-            "scheduler.unknown_attempt", f"{source.site} says {type(entry).__name__} of attempt {entry.attempt}, which is not known here"
-        )
+        raise Refused(UNKNOWN_ATTEMPT, f"{source.site} says {type(entry).__name__} of attempt {entry.attempt}, which is not known here")
     attempt = file.attempt
     if attempt.record.site != source.site:
         raise Refused("scheduler.foreign_attempt", f"{source.site} speaks of attempt {entry.attempt}, which is at {attempt.record.site}")
@@ -126,7 +143,7 @@ def without_nul(entry: SchedulerEntry) -> SchedulerEntry:
     return msgspec.structs.replace(entry, **{name: text.replace("\x00", "\ufffd") for name, text in texts.items()})
 
 
-def _unfit(entry: SchedulerEntry) -> str:
+def unfit(entry: SchedulerEntry) -> str:
     """What of an entry no honest host can say and no table can hold; empty if nothing. A wrong clock is honest."""
     for name in ("at", "started", "ended"):
         moment = getattr(entry, name, None)

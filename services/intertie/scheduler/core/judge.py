@@ -79,7 +79,7 @@ def find(live: Sequence[Attempt], hearing: Hearing, roll: Roll, limits: Limits, 
         for decide in _rulings(attempt, hearing, roll, limits, now, now_s):
             if len(rulings) < RULINGS:
                 rulings.append(Judgement(attempt.record.job, attempt.record.attempt, decide))
-        incidents += _incidents(attempt, hearing, roll, limits, now_s)
+        incidents += _incidents(attempt, hearing, roll, limits, now, now_s)
     return Findings(tuple(rulings), tuple(incidents))
 
 
@@ -112,27 +112,31 @@ def _rulings(
         yield partial(silence.lose, now=now)
 
 
-def _incidents(attempt: Attempt, hearing: Hearing, roll: Roll, limits: Limits, now_s: float) -> Iterator[ReportIncident]:
+def _incidents(attempt: Attempt, hearing: Hearing, roll: Roll, limits: Limits, now: datetime, now_s: float) -> Iterator[ReportIncident]:
     record, site = attempt.record, attempt.record.site
     if attempt.stop_answer == "stopping" and attempt.open and hearing.caught_up(site) and hearing.silent_since(site, now_s) is None:
         since_s = roll.stopping.setdefault(record.attempt, now_s)
         if now_s - since_s > limits.stop_effect_s:
             yield _not_effective(attempt, now_s - since_s)
-    lease_s = max(attempt.lease_s, limits.lease_s)
-    if (
-        attempt.live
-        and attempt.lease_s
-        and hearing.is_deaf(now_s)
-        and hearing.quiet_for_s(site, now_s) > lease_s + silence.margin_s(lease_s)
-    ):
+    if hearing.is_deaf(now_s) and (waits := _waits_for_ears(attempt, hearing, limits, now, now_s)):
         yield ReportIncident(
             key="scheduler.deaf",
             kind="scheduler.deaf",
             severity=Severity.WARNING,
-            title="Work of silent sites is not run again: this hub cannot tell whether it could hear them",
-            text=f"{site} is silent beyond the lease of job {record.job} (if_site_silent=rerun). The canary's syncs on the scheduler lane are not "
-            "answered, or it has no credentials (INTERTIE_CANARY_CREDS); until they are, no silence is believed.",
+            title="Silence moves nothing: this hub cannot tell whether it could hear its sites",
+            text=f"{site} is silent {waits}. The canary's syncs on the scheduler lane are not answered, or it has no credentials "
+            "(INTERTIE_CANARY_CREDS); until they are, no silence is believed.",
         )
+
+
+def _waits_for_ears(attempt: Attempt, hearing: Hearing, limits: Limits, now: datetime, now_s: float) -> str:
+    """What a hub that hears would do now about this attempt of a silent site; empty if nothing."""
+    record, quiet_s, lease_s = attempt.record, hearing.quiet_for_s(attempt.record.site, now_s), max(attempt.lease_s, limits.lease_s)
+    if attempt.live and attempt.lease_s and quiet_s > lease_s + silence.margin_s(lease_s):
+        return f"beyond the lease of job {record.job} (if_site_silent=rerun), which is not run again"
+    if attempt.open and record.lost_by is not None and now >= record.lost_by and quiet_s > hearing.silent_s:
+        return f"beyond the date promised for job {record.job} ({record.lost_by:%Y-%m-%d %H:%M}Z), which is not closed as lost"
+    return ""
 
 
 def _not_effective(attempt: Attempt, for_s: float) -> ReportIncident:

@@ -45,6 +45,10 @@ OPEN_ATTEMPT = (AttemptState.OFFERED, AttemptState.CLAIMED, AttemptState.STAGING
 """In the order in which an attempt passes them."""
 
 
+VALUES_LOST = "values lost: "
+"""Before the `content` of a job that was adopted without the values of its environment."""
+
+
 @dataclass(frozen=True, slots=True)
 class Cancel:
     """A durable intent: it outlives restarts and wins over a start that has not happened."""
@@ -95,6 +99,11 @@ class Job:
     @property
     def held(self) -> bool:
         return self.state in JOB_HELD
+
+    @property
+    def values_lost(self) -> bool:
+        """It was asked for with values of the environment that this hub does not have: what runs has them, and it can never be run again."""
+        return self.content.startswith(VALUES_LOST)
 
     @property
     def trace_id(self) -> str:
@@ -220,7 +229,10 @@ def job_changed(job: Job, previous: JobState | None, actor: str, reason: str, at
 
 
 def moved(job: Job, event: JobEvent, at: datetime, **changes: object) -> Job:
-    """The job after a move of its life, one version higher; `IllegalMove` with its story if there is none."""
+    """The job after a move of its life, one version higher; `IllegalMove` with its story if there is none. What cannot be run again fails instead of
+    going back to the queue."""
+    if job.values_lost and event in (JobEvent.REFUSE, JobEvent.REQUEUE):
+        event = JobEvent.FAIL
     story = (f"job {job.job} version {job.version}", f"cancel {job.cancel}", f"ending {job.ending}", f"site {job.site}")
     state = move(job.state, event, story=story)
     ended_at = at if state in JOB_TERMINAL else None

@@ -1,26 +1,39 @@
 """Ways out of a broken link (ADR 0006), as far as jobs are concerned: a journal that was opened anew is compared with what is believed here, and
 work that this hub does not know is taken up, by its own seal: from a signed offer (the hub was restored) or a signed grant (it was silent).
+
+After a restore two kinds of list name such work: `JournalOpened.held`, where the journal had to be opened anew, and `HeldTold`, which every site tells
+once in each new epoch. A site's word counts for that epoch only behind its list (`hearing.at_head`), so nothing is placed there, and nothing that may
+run there is placed elsewhere, before.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 
+import msgspec
+
+from intertie.contracts.base import encode
 from intertie.contracts.incident import ReportIncident, Severity
-from intertie.contracts.job import AttemptRecord, Attribution, JobSpec, JobState
-from intertie.contracts.link import HeldAttempt, IslandedGrant, IslandedSubmit, JournalOpened, LostRange, OfferBody
+from intertie.contracts.job import AttemptRecord, Attribution, JobSpec, JobState, SubmitJob
+from intertie.contracts.link import HeldAttempt, HeldTold, IslandedGrant, IslandedSubmit, JournalOpened, LostRange, OfferBody
 from intertie.contracts.site import DeviceKind
 from intertie.errors import Refused
-from intertie.ids import JobId, TenantName
+from intertie.ids import NAME, Digest, JobId, TenantName, is_id
 from intertie.lifecycle import JobEvent
+from intertie.link.keeper import MOST_EPOCH
 from intertie.scheduler.core import silence
-from intertie.scheduler.core.interpret import Source
-from intertie.scheduler.core.life import content_of, reruns
-from intertie.scheduler.core.rows import Attempt, AttemptState, Change, File, Ignored, Job, line, moved, noted
+from intertie.scheduler.core.interpret import NAME_LENGTH, Source, unfit
+from intertie.scheduler.core.life import SPEC_BYTES, content_of, reruns
+from intertie.scheduler.core.rows import VALUES_LOST, Attempt, AttemptState, Change, File, Ignored, Job, line, moved, noted
 
 # A client key has at most 128 characters; ours for work that came by another way must never meet a client's.
 ISLANDED_KEY, ADOPTED_KEY = "islanded:", "adopted:"
+# Of one job: it is offered a few times. Each later attempt is numbered above what a site says here.
+MOST_GENERATION = 1_000_000
+# Named in one incident; whoever holds more has one fault, not a hundred.
+DOUBTS_TOLD = 5
 
 
 # --- a journal opened anew ---------------------------------------------------------------------------------------------------------------
@@ -54,11 +67,12 @@ def _about(file: File, attempt: Attempt, source: Source, what: str, why: str, ev
 def lost_range(entry: LostRange, source: Source) -> ReportIncident:
     """Entries that exist nowhere any more: a person may have to answer for what they told. What ran is compared by the journal that follows."""
     return ReportIncident(
-        key=f"lane.lost_range/{source.site}/scheduler/{entry.journal}/{entry.first}",
+        key=f"lane.lost_range/{source.site}/scheduler",
         kind="lane.lost_range",
         severity=Severity.CRITICAL,
         title=f"Entries of site {source.site} are lost",
-        text=f"Entries {entry.first} to {entry.last} of journal {entry.journal} on lane scheduler exist nowhere: the hub lost them by a restore.",
+        text=f"Entries {entry.first} to {entry.last} of journal {entry.journal[:NAME_LENGTH]!r} on lane scheduler exist nowhere: "
+        "the hub lost them by a restore.",
         site=source.site,
     )
 
@@ -66,21 +80,43 @@ def lost_range(entry: LostRange, source: Source) -> ReportIncident:
 # --- what this hub does not know -----------------------------------------------------------------------------------------------------------
 
 
+def latest_first(said: JournalOpened | HeldTold) -> list[HeldAttempt]:
+    """What it names, so that the latest attempt of a job is the one that the job has. A `HeldTold` leaves out what never started: whether it was
+    refused, or cancelled in the hour that was lost, nobody knows any more."""
+    named = [held for held in said.held if isinstance(said, JournalOpened) or held.state != "not_started"]
+    return sorted(named, key=lambda held: (-held.epoch, -held.generation, held.attempt))
+
+
 def adopted_job(offer: OfferBody, source: Source, now: datetime) -> Job:
-    """The job of a signed offer, as it was asked; environment values stay where they are, at the site."""
+    """The job of a signed offer, as it was asked; environment values stay where they are, at the site. It is of the offer's epoch: before it is
+    placed again, every site must have told what it holds."""
     if offer.site != source.site:
         raise Refused("scheduler.foreign_attempt", f"{source.site} holds an offer that was made to {offer.site}")
-    return _job(offer.job, offer.tenant, offer.spec, offer.client_key, offer.submitted_by or "unknown", offer.traceparent, now)
+    job = _job(offer.job, offer.tenant, offer.spec, offer.client_key, offer.submitted_by or "unknown", offer.traceparent, now)
+    content = Digest(f"{VALUES_LOST}{job.content}") if offer.spec.env_names else job.content
+    return replace(job, content=content, epoch=offer.epoch)
+
+
+def asks_the_same(known: Job, request: SubmitJob) -> bool:
+    """Whether a repeated client key asks for what it asked for before; values that are not known any more are not compared."""
+    if not known.values_lost:
+        return content_of(known.job, request.spec, request.env) == known.content
+    return content_of(known.job, request.spec, {}) == known.content.removeprefix(VALUES_LOST)
+
+
+def check_held(held: HeldAttempt, offer: OfferBody) -> None:
+    """Refuse what is held under another attempt's offer."""
+    if (held.attempt, held.job, held.epoch, held.generation) != (offer.attempt, offer.job, offer.epoch, offer.generation):
+        raise Refused("scheduler.foreign_attempt", f"{held.attempt[:64]} is held under the offer of {offer.attempt}")
 
 
 def adopt(held: HeldAttempt, offer: OfferBody, attribution: Attribution, file: File, source: Source, now: datetime) -> Change | Ignored:
     """The attempt that the site holds becomes the job's, claimed; what the site says again moves it on. Where the job has a live attempt or is
-    over by now, it is a stray, and stopped."""
-    if (held.attempt, held.job, held.epoch, held.generation) != (offer.attempt, offer.job, offer.epoch, offer.generation):
-        raise Refused("scheduler.foreign_attempt", f"{source.site} holds {held.attempt} under the offer of {offer.attempt}")
+    over by now, it is a stray, and stopped. What has ended there holds nothing, and its end is on its way."""
+    check_held(held, offer)
     if offer.tenant != file.job.tenant:
         raise Refused("scheduler.foreign_attempt", f"{source.site} holds an offer of tenant {offer.tenant} for a job of {file.job.tenant}")
-    if held.state in ("ended", "not_started") and file.job.terminal:
+    if held.state == "not_started" and file.job.terminal:
         return Ignored("its job is over here, and it is over there")
     record = AttemptRecord(
         attempt=offer.attempt,
@@ -102,7 +138,9 @@ def adopt(held: HeldAttempt, offer: OfferBody, attribution: Attribution, file: F
         claimed_at=now,
         version=1,
     )
-    attempt = Attempt(record, wall_s=offer.spec.wall_s, lease_s=offer.lease_s if reruns(file.job) else 0, journal=source.journal)
+    lease_s = offer.lease_s if reruns(file.job) else 0
+    holding = held.state not in ("ended", "not_started")
+    attempt = Attempt(record, wall_s=offer.spec.wall_s, holding=holding, lease_s=lease_s, journal=source.journal)
     return _taken_up(file, attempt, "adopted", record.why_here, source, now)
 
 
@@ -114,7 +152,7 @@ def _taken_up(file: File, attempt: Attempt, what: str, why: str, source: Source,
     else:
         after = replace(job, version=job.version + 1, attempts=attempts, generation=generation)
         attempt = replace(attempt, live=False)
-        why = f"{why}; the job is {job.state} with another attempt or over, so this one is stopped"
+        why = f"{why}; the job is {job.state} with another attempt or over, so this one is not the job's"
     told = line(after, what, source.actor, now, now, why=why, attempt=record.attempt, evidence=evidence)
     return Change(replace(file, attempt=None), after, attempt, source.actor, why, now, (told,))
 
@@ -125,6 +163,8 @@ def _taken_up(file: File, attempt: Attempt, what: str, why: str, source: Source,
 def check_grant(entry: IslandedSubmit, grant: IslandedGrant, source: Source, account: str | None) -> str:
     """Refuse what the grant does not cover; what it covers and was used beyond its measure is recorded, and told (returned). `account`: what the
     tenant is mapped to at the site now; None: to nothing."""
+    if broken := _no_submit(entry):
+        raise Refused("scheduler.unfit", f"{source.site} says what cannot be: {broken}")
     kind = entry.spec.resources.kind
     if (grant.tenant, grant.site, grant.kind) != (entry.tenant, source.site, kind):
         raise Refused("scheduler.grant", f"{source.site} used grant {grant.grant} for tenant {entry.tenant} and {kind}")
@@ -139,15 +179,36 @@ def check_grant(entry: IslandedSubmit, grant: IslandedGrant, source: Source, acc
     return "; ".join(told)
 
 
+def _no_submit(entry: IslandedSubmit) -> str:
+    """What of it no agent says, and would stand in the way of others: as an id, in an event, in an offer, as the last of the generations; empty if
+    nothing."""
+    if why := unfit(entry):
+        return why
+    if not (is_id(entry.job) and is_id(entry.attempt)):
+        return "its job or attempt has no id"
+    if not NAME.match(entry.pool):
+        return f"{entry.pool[:80]!r} is no name of a pool"
+    if entry.epoch > MOST_EPOCH or entry.generation > MOST_GENERATION:
+        return f"generation {entry.generation:.1e} of epoch {entry.epoch:.1e} is none"
+    if not entry.devices or len(set(entry.devices)) < len(entry.devices) or max(map(len, entry.devices)) > NAME_LENGTH:
+        return "its devices are none, or not as many as named"
+    if (size := len(encode(entry.spec))) > SPEC_BYTES:
+        return f"the job has {size} bytes, at most {SPEC_BYTES}"
+    return ""
+
+
 def islanded_job(entry: IslandedSubmit, source: Source, now: datetime) -> Job:
+    """What is known of it is the site's word alone, and no tenant's: it never runs anywhere else (or any site could run anything at any other)."""
     who = f"{source.site}:{entry.submitted_by}"[:128]
-    return _job(entry.job, entry.tenant, entry.spec, f"{ISLANDED_KEY}{entry.attempt}", who, "", now)
+    spec = msgspec.structs.replace(entry.spec, site=source.site)
+    return _job(entry.job, entry.tenant, spec, f"{ISLANDED_KEY}{entry.attempt}", who, "", now)
 
 
 def islanded(entry: IslandedSubmit, grant: IslandedGrant, beyond: str, file: File, source: Source, now: datetime) -> Change | Ignored:
-    """The site took the work in and holds its devices."""
-    if file.job.tenant != entry.tenant:
-        raise Refused("scheduler.foreign_attempt", f"{source.site} says that job {entry.job} is of tenant {entry.tenant}")
+    """The site took the work in and holds its devices. A job that came by any other way is nobody's to take in."""
+    own = (f"{ISLANDED_KEY}{entry.attempt}", fallback_key(entry.job))
+    if file.job.tenant != entry.tenant or file.job.client_key not in own or file.job.attempts or file.job.state is not JobState.QUEUED:
+        raise Refused("scheduler.foreign_attempt", f"{source.site} says that it took in job {entry.job}, which is another's")
     kind: DeviceKind = entry.spec.resources.kind
     record = AttemptRecord(
         attempt=entry.attempt,
@@ -175,6 +236,19 @@ def islanded(entry: IslandedSubmit, grant: IslandedGrant, beyond: str, file: Fil
     evidence = f"entry {source.site}/{source.journal}/{entry.seq}"
     change = _taken_up(file, attempt, "taken in while islanded", record.why_here, source, now, evidence=evidence)
     return replace(change, incident=_over_use(entry, grant, beyond, source)) if beyond else change
+
+
+def not_adopted(doubts: Sequence[str], source: Source) -> ReportIncident:
+    """What a site says that it holds, and nothing of ours shows: the rest of its list counts."""
+    told = "; ".join(doubts[:DOUBTS_TOLD]) + (f"; and {len(doubts) - DOUBTS_TOLD} more" if len(doubts) > DOUBTS_TOLD else "")
+    return ReportIncident(
+        key=f"scheduler.not_adopted/{source.site}",
+        kind="scheduler.not_adopted",
+        severity=Severity.CRITICAL,
+        title=f"Site {source.site} holds {len(doubts)} attempts that are not its own",
+        text=told.replace("\x00", "\ufffd")[:4_000],
+        site=source.site,
+    )
 
 
 def _over_use(entry: IslandedSubmit, grant: IslandedGrant, beyond: str, source: Source) -> ReportIncident:
