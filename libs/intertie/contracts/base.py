@@ -137,7 +137,8 @@ def decode(data: bytes | str, kind: type[T], *, what: str = "message") -> T:
     decoder, decimals = known
     try:
         value: T = decoder.decode(data)
-    except (msgspec.ValidationError, msgspec.DecodeError, UnicodeDecodeError) as err:
+    except (msgspec.ValidationError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as err:
+        # Brackets within brackets, also in what would only be skipped, end in Python's own limit.
         raise Refused("contract.invalid", f"{what} is not valid: {err}", next_step="compare it with schemas/") from err
     if decimals and not _finite(value):
         refuse_not_finite(value, what)

@@ -40,6 +40,7 @@ Digest = NewType("Digest", str)
 """`sha256:` and 64 hex digits, of the exact bytes."""
 
 NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?\Z")
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,127}\Z")
 CANARY = SiteName("canary")
 """The hub's own ear: it syncs as a site does, and is nobody's site."""
 RESERVED = frozenset({CANARY, "hub", "local", "all", "none", "unknown", "intertie"})
@@ -93,6 +94,11 @@ def name(text: str, what: str) -> str:
     if text in RESERVED:
         raise Refused("name.reserved", f"{what} {text!r} is a reserved word; choose another name")
     return text
+
+
+def is_id(text: str) -> bool:
+    """Whether it can be a minted id: what another party minted becomes a key, a header and a file name here."""
+    return _ID.match(text) is not None
 
 
 def speaker(token: str) -> SiteName:

@@ -23,6 +23,10 @@ from intertie.link.journal import first_digest, next_digest
 # A batch of the smallest entries (about 100 bytes) within BATCH_BYTES; more means that somebody builds batches by another rule.
 BATCH_ENTRIES = 4_096
 
+# Of a session, a journal, a place, a boot: all of a site's row is read at each look at silence, so it stays a row.
+NAME_LENGTH = 128
+MOST_RUNNING = 10_000
+
 # One entry larger than a batch still travels, alone: anything larger than this could not be carried back with its envelope in NATS' 1 MiB.
 SYNC_BYTES = BATCH_BYTES * 3
 
@@ -125,6 +129,9 @@ def check(sync: Sync, site: SiteName, lane: Lane) -> None:
         raise Refused("link.site_mismatch", f"a sync on the subject of site {site} says that it is from site {sync.site}")
     if sync.lane != lane:
         raise Refused("link.lane_mismatch", f"a sync of lane {sync.lane} arrived on lane {lane}")
+    names = (sync.session, sync.journal, sync.place, sync.clocks.kernel_boot)
+    if max(map(len, names)) > NAME_LENGTH or len(sync.running or ()) > MOST_RUNNING or sum(map(len, sync.running or ())) > SYNC_BYTES // 2:
+        raise Refused("link.too_long", f"site {site} names itself or what runs there in more than {NAME_LENGTH} characters each")
     size = sum(len(bytes(entry)) for entry in sync.entries)
     if len(sync.entries) > BATCH_ENTRIES or size > SYNC_BYTES:
         raise Refused(
@@ -157,7 +164,7 @@ def opening(sync: Sync) -> JournalOpened | None:
         return None
     try:
         return msgspec.json.decode(sync.entries[0], type=JournalOpened)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
 
 
