@@ -54,6 +54,14 @@ class SimStreams(MemoryStreams):
     """JetStream whose folder can be removed under it: it goes on acknowledging and answering `duplicate`, and keeps nothing (LINK D20)."""
 
     hollow = 0
+    purged = False
+
+    def purge(self) -> None:
+        """Every message goes; creation time and head stay."""
+        self.purged = True
+        for stream in self._streams.values():
+            for seq in list(stream.messages):
+                stream._remove(seq)
 
     def pump(self) -> None:
         if not self.hollow:

@@ -185,6 +185,11 @@ def _wipe(world: World, fault: Fault) -> None:
     world.broker.wipe()
 
 
+def _purged(world: World, fault: Fault) -> None:
+    """Somebody empties the stream, or its limits do: its birthday and its head stay as they were."""
+    world.broker.streams.purge()
+
+
 def _hollow(by: int) -> Do:
     """The server's folder is removed while it runs; at the end it is started again, and everything is gone."""
 
@@ -280,6 +285,7 @@ FAULTS: Mapping[str, tuple[Do, Do]] = {
     "gateway": (_gateway(True), _gateway(False)),
     "bus_down": (_bus(1), _bus(-1)),
     "wipe": (_wipe, _nothing),
+    "purged": (_purged, _nothing),
     "hollow": (_hollow(1), _hollow(-1)),
     "office": (_office, _nothing),
     "hub_gone": (_hub_gone, _nothing),

@@ -12,6 +12,7 @@ import msgspec
 STORM_S = 200.0
 # Faults longer than this are a long absence: rare, because the virtual beats of a long silence are most of what a run costs.
 LONG_S = 3_600.0
+LONG = 0.06
 # Longer than a run is given to settle.
 ENDLESS_S = 20_000.0
 MOST_FAULTS = 9
@@ -69,8 +70,9 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     quotas: dict[str, int] = {}
     """Tenant → slots at once that it may have; set at `quotas_at`, whatever it uses by then."""
     quotas_at: float = 60.0
-    lease_s: int = 90
-    """Of work that asks to be run again; real ones are long, so that no restart of a hub stops work."""
+    lease_s: int = 400
+    """Of work that asks to be run again; real ones are long, so that no restart of a hub stops work. Longer than an idle lane keeps quiet, and than
+    a site must be quiet to be called silent: both are beats, and scaled."""
     lost_after_s: float = 7 * 86_400.0
     """After this much more silence than a run could last, an attempt is closed as lost."""
     work: list[Work] = []
@@ -116,7 +118,7 @@ def _work(rng: Random, largest: int) -> Work:
         at=at,
         tenant=rng.choice(("acme", "acme", "beta")),
         slots=rng.randint(1, largest),
-        runs_s=rng.choice((0.0, rng.uniform(0.1, 5), rng.uniform(5, 90))),
+        runs_s=rng.choice((0.0, rng.uniform(0.1, 5), rng.uniform(5, 90), rng.uniform(5, 500))),
         code=rng.choice((0, 0, 0, 3)),
         outputs=rng.random() < 0.25,
         wall_s=rng.choice((600, 600, 600, 20)),
@@ -139,8 +141,8 @@ def _fault(rng: Random, sites: list[str], queues: list[str], hub: list[str], onl
     }
     who = rng.choice(whom[_SHARES[what][1]])
     lasts = rng.choice((rng.uniform(0.5, 5), rng.uniform(5, 60), rng.uniform(30, 120)))
-    if what in ("cut", "crash") and rng.random() < 0.03:
-        lasts = rng.uniform(600, LONG_S)
+    if what in ("cut", "crash", "pause", "deaf_out") and rng.random() < LONG:
+        lasts = rng.uniform(450, 900) if rng.random() < 0.8 else rng.uniform(900, LONG_S)
     size = rng.random()
     if what == "step":
         size = rng.choice((-1, 1)) * (
@@ -174,6 +176,7 @@ _SHARES: dict[str, tuple[int, str]] = {
     "gateway": (1, "all"),
     "bus_down": (2, "all"),
     "wipe": (2, "all"),
+    "purged": (1, "all"),
     "hollow": (2, "all"),
     "office": (2, "hub"),
     "hub_gone": (1, "all"),

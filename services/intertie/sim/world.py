@@ -46,6 +46,8 @@ LOOK_S = 5.0
 # Factor on every beat of the product: fewer beats a virtual hour, the same rules.
 SCALE = 4.0
 ACME, BETA = TenantName("acme"), TenantName("beta")
+# How often in a storm the ledger is asked.
+HOLD_LOOKS = 4
 # Lines of a story that a person reads.
 STORY = 60
 # Between a client's tries.
@@ -399,6 +401,7 @@ class World:
             begin, end = FAULTS[fault.what]
             self.loop.call_at(fault.at, self._strike, begin, fault, "begins", context=self.fate.context())
             self.loop.call_at(fault.at + fault.lasts, self._strike, end, fault, "ends", context=self.fate.context())
+        self.fate.spawn(self._look_at_holds())
         await asyncio.sleep(self.scenario.calm_at + LOOK_S)
         limit = self.loop.time() + SETTLE_S
         # What is waited for is rest: nothing would ring.
@@ -408,6 +411,15 @@ class World:
             self.wrong(f"invariant 15: {SETTLE_S:.0f} s after the last fault: {unsettled}")
         for text in await checks.after_all(self):
             self.wrong(text)
+
+    async def _look_at_holds(self) -> None:
+        for _ in range(HOLD_LOOKS):
+            await asyncio.sleep(self.scenario.calm_at / HOLD_LOOKS)
+            try:
+                for text in await checks.holding(self):
+                    self.wrong(text)
+            except Unavailable:
+                continue  # Its database is away.
 
     def _scheduler(self, clock: HostClock, bus: SimBus) -> Coroutine[Any, Any, None]:
         canary = self.broker.connect(bus.party, bus.link, site_account(CANARY))

@@ -1,0 +1,136 @@
+"""What a mutant is: the product with one fault, the row of the link's table that it stands for, and the storms to which it is narrowed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+
+import msgspec
+
+from intertie.sim.runs import read_scenario
+from intertie.sim.scenario import Scenario, Work, draw
+from intertie.sim.world import Outcome, run
+
+SCENARIOS = Path(__file__).parents[1] / "scenarios" / "mutants"
+WITNESSES = Path(__file__).with_name("witnesses.txt")
+
+
+@contextmanager
+def swapped(owner: object, name: str, value: object) -> Iterator[None]:
+    """`owner.name` is `value` inside the block."""
+    before = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
+
+
+@contextmanager
+def together(*parts: AbstractContextManager[None]) -> Iterator[None]:
+    """Several faults that are one: a thing is guarded twice, and both guards are gone."""
+    if not parts:
+        yield
+        return
+    with parts[0], together(*parts[1:]):
+        yield
+
+
+def as_drawn(scenario: Scenario) -> Scenario:
+    return scenario
+
+
+def all_rerun(scenario: Scenario) -> Scenario:
+    """Every work runs for minutes, and asks to be run again elsewhere; nobody cancels."""
+    work = [
+        msgspec.structs.replace(one, rerun=True, runs_s=550.0 + min(90.0, one.runs_s), wall_s=3_000, cancel_at=None, slots=1)
+        for one in scenario.work
+    ]
+    faults = [msgspec.structs.replace(fault, lasts=fault.lasts * 4 + 300.0) for fault in scenario.faults[:4]]
+    return msgspec.structs.replace(
+        scenario, work=work[:4], local=[], faults=faults, sites=[max(2, slots) for slots in [*scenario.sites, 2][:3]]
+    )
+
+
+def struck_at_submit(scenario: Scenario) -> Scenario:
+    """Each fault begins within the second in which a job is offered, claimed and started."""
+    rng = Random(f"struck {scenario.seed}")
+    faults = [
+        msgspec.structs.replace(fault, at=round(rng.choice(scenario.work).at + rng.uniform(0.0, 0.7), 3), lasts=max(fault.lasts, 20.0))
+        for fault in scenario.faults
+    ]
+    return msgspec.structs.replace(scenario, faults=faults)
+
+
+def over_the_border(scenario: Scenario) -> Scenario:
+    """Every work runs over the border of a month, and the faults strike just after it."""
+    rng = Random(f"border {scenario.seed}")
+    work = [
+        msgspec.structs.replace(one, at=rng.uniform(80, 100), runs_s=70.0, wall_s=600, cancel_at=None, slots=1) for one in scenario.work
+    ]
+    faults = [msgspec.structs.replace(fault, at=rng.uniform(130, 145)) for fault in scenario.faults]
+    return msgspec.structs.replace(scenario, sites=[8], work=work, faults=faults)
+
+
+def large_scripts(scenario: Scenario) -> Scenario:
+    """More is offered to one site at once than one message can carry."""
+    work = [Work(at=5.0 + n / 1000, tenant="acme", slots=1, runs_s=1.0, pad_kib=110) for n in range(14)]
+    return msgspec.structs.replace(scenario, sites=[14], queues=[], work=work, local=[], faults=[])
+
+
+def two_schedulers(scenario: Scenario) -> Scenario:
+    return msgspec.structs.replace(scenario, schedulers=2)
+
+
+def all_queues(scenario: Scenario) -> Scenario:
+    return msgspec.structs.replace(scenario, queues=list(range(len(scenario.sites))))
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """`row`: in the words of the link's table, or of the plain dozen. `breaks`: numbers of the invariants that must see it. `only`: kinds of
+    fault to which its storms are narrowed; none: all. A scenario of its name among the files comes before any seed."""
+
+    make: Callable[[], AbstractContextManager[None]]
+    row: str
+    breaks: str
+    only: Sequence[str] = ()
+    shape: Callable[[Scenario], Scenario] = as_drawn
+
+    @property
+    def name(self) -> str:
+        return self.make.__name__
+
+    @property
+    def file(self) -> Path:
+        return SCENARIOS / f"{self.name}.json"
+
+    def scenario(self, seed: int) -> Scenario:
+        return self.shape(draw(seed, self.only))
+
+    def caught_by(self, seed: int) -> Outcome | None:
+        """The outcome if this seed sees it."""
+        with self.make():
+            outcome = run(self.scenario(seed))
+        return outcome if outcome.violations else None
+
+    def first_seen(self, seeds: Sequence[int]) -> tuple[str, Outcome] | None:
+        """What sees it first, by name, and how."""
+        if self.file.exists():
+            with self.make():
+                outcome = run(read_scenario(self.file))
+            if outcome.violations:
+                return self.file.name, outcome
+        for seed in seeds:
+            if found := self.caught_by(seed):
+                return f"seed {seed}", found
+        return None
+
+
+def witnesses() -> dict[str, list[int]]:
+    """Mutant → the seeds that saw it when they were last looked for, the first of all first."""
+    lines = (line.partition("#")[0].split() for line in WITNESSES.read_text("utf-8").splitlines())
+    return {name: [int(seed) for seed in seeds] for name, *seeds in (words for words in lines if words)}
