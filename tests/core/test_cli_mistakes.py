@@ -6,6 +6,7 @@ import ast
 import re
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -19,6 +20,7 @@ from intertie.cli.__main__ import COMMANDS, cli
 from intertie.cli.local_drill import span
 from intertie.contracts.base import encode
 from intertie.contracts.http import Health
+from intertie.embedded.hub import read_settings
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "README.zh.md", *sorted((ROOT / "ops").rglob("*.md"))]
@@ -150,6 +152,28 @@ def test_a_file_of_another_kind_is_said_to_be_one_with_what_makes_the_right_one(
 def test_a_place_that_cannot_be_written_is_one_line_and_no_traceback() -> None:
     done = run("hub", "init", "--data", "/proc/no/hub")
     assert done.returncode == 1 and "/proc/no" in done.stderr and "Traceback" not in done.stderr, done.stderr
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that the accounts of a root's hub may enter, which pytest's own is not."""
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as name:  # noqa: S108  # entered by others: on purpose
+        Path(name).chmod(0o711)
+        yield Path(name)
+
+
+def test_a_second_init_changes_what_it_names_and_keeps_the_rest(open_folder: Path) -> None:
+    first = ["--port", "18480", "--bus-port", "14222", "--public-url", "https://hub.example", "--bus-url", "nats://hub.example:4222"]
+    folder = ["hub", "init", "--data", str(open_folder / "hub")]
+    for more in (first, ["--bus-nodes", "3"], ["--title", "ours"]):
+        done = CliRunner().invoke(cli, [*folder, *more])
+        assert done.exit_code == 0, done.output
+    settings = read_settings(open_folder / "hub")
+    assert (settings.ports.gateway, settings.ports.bus, settings.ports.database) == (18480, 14222, 54329)
+    assert (settings.public_url, settings.bus_public_urls) == ("https://hub.example", ("nats://hub.example:4222",))
+    assert (settings.title, settings.bus_nodes) == ("ours", 3)
+    wrong_hosts = CliRunner().invoke(cli, [*folder, "--bus-host", "only-one"])
+    assert wrong_hosts.exit_code == 1 and read_settings(open_folder / "hub") == settings
 
 
 def test_doctor_tells_a_hub_without_its_bus_from_a_stranger() -> None:

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 from urllib.parse import urlsplit, urlunsplit
 
 import click
@@ -21,7 +22,7 @@ from intertie.cli.out import json_option, line, note, print_json, table
 from intertie.clock import SystemClock
 from intertie.contracts.base import Problem, decode
 from intertie.contracts.http import Health
-from intertie.embedded.hub import SERVICES, HubLayout, HubPorts, HubSettings, copy_name, default_data_dir, environment, init_hub, open_hub
+from intertie.embedded.hub import SERVICES, HubLayout, copy_name, default_data_dir, environment, init_hub, open_hub, read_settings
 from intertie.embedded.postgres import role_script
 from intertie.embedded.process import is_running, read_record
 from intertie.embedded.supervise import HubSupervisor
@@ -38,6 +39,7 @@ data_option = click.option(
 )
 
 
+S = TypeVar("S", bound=msgspec.Struct)
 KEEPERS = tuple(service for service in SERVICES if service != "gateway")
 # Each schema is migrated, read and raised; a database that has just recovered from a backup is slow.
 RAISE_S = 300.0
@@ -75,19 +77,21 @@ def hub() -> None:
 
 @hub.command()
 @data_option
-@click.option("--title", default="intertie", help="What the hub calls itself.")
-@click.option("--time-zone", default="Asia/Shanghai", help="Settlement time zone: cuts the periods of statements.")
-@click.option("--listen", "gateway_host", default="127.0.0.1", help="Address the gateway listens at.")
-@click.option("--bus-listen", "bus_host", default="127.0.0.1", help="Address the bus listens at; sites elsewhere must reach it.")
-@click.option("--public-url", default="", help="The gateway as sites and people reach it.")
+@click.option("--title", default=None, help="What the hub calls itself.")
+@click.option("--time-zone", default=None, help="Settlement time zone: cuts the periods of statements (first: Asia/Shanghai).")
+@click.option("--listen", "gateway_host", default=None, help="Address the gateway listens at (first: 127.0.0.1).")
+@click.option(
+    "--bus-listen", "bus_host", default=None, help="Address the bus listens at; sites elsewhere must reach it (first: 127.0.0.1)."
+)
+@click.option("--public-url", default=None, help="The gateway as sites and people reach it.")
 @click.option("--bus-url", "bus_urls", multiple=True, help="The bus as sites reach it; may be repeated.")
 @click.option(
-    "--bus-nodes", type=click.Choice(["1", "3"]), default="1", help="3: a cluster of the bus that survives the loss of any one node."
+    "--bus-nodes", type=click.Choice(["1", "3"]), default=None, help="3: a cluster of the bus that survives the loss of any one node."
 )
 @click.option("--bus-host", "bus_hosts", multiple=True, help="Name of the machine of each node, if they are not on this one; repeated.")
-@click.option("--port", default=8480, type=click.IntRange(1, 65535), help="Gateway port.")
-@click.option("--bus-port", default=4222, type=click.IntRange(1, 65535), help="Port of the bus.")
-@click.option("--database-port", default=54329, type=click.IntRange(1, 65535), help="Port of the database.")
+@click.option("--port", default=None, type=click.IntRange(1, 65535), help="Gateway port (first: 8480).")
+@click.option("--bus-port", default=None, type=click.IntRange(1, 65535), help="Port of the bus (first: 4222).")
+@click.option("--database-port", default=None, type=click.IntRange(1, 65535), help="Port of the database (first: 54329).")
 @click.option(
     "--postgres-init",
     type=click.Path(path_type=Path, file_okay=False),
@@ -96,37 +100,45 @@ def hub() -> None:
 )
 def init(
     data: Path | None,
-    title: str,
-    time_zone: str,
-    gateway_host: str,
-    bus_host: str,
-    public_url: str,
+    title: str | None,
+    time_zone: str | None,
+    gateway_host: str | None,
+    bus_host: str | None,
+    public_url: str | None,
     bus_urls: tuple[str, ...],
-    bus_nodes: str,
+    bus_nodes: str | None,
     bus_hosts: tuple[str, ...],
-    port: int,
-    bus_port: int,
-    database_port: int,
+    port: int | None,
+    bus_port: int | None,
+    database_port: int | None,
     postgres_init: Path | None,
 ) -> None:
-    """Make the hub's keys, credentials, passwords and configuration. Repeatable; keys and passwords are never replaced."""
+    """Make the hub's keys, credentials, passwords and configuration. Repeatable: what is not named stays, keys and passwords always do."""
     folder = data or default_data_dir()
-    settings = HubSettings(
+    before = read_settings(folder)
+    hosts = () if bus_nodes == "1" else bus_hosts or before.bus_hosts
+    settings = _changed(
+        before,
         title=title,
         time_zone=time_zone,
         bus_host=bus_host,
         gateway_host=gateway_host,
         public_url=public_url,
-        bus_public_urls=bus_urls,
-        bus_nodes=int(bus_nodes),
-        bus_hosts=bus_hosts if bus_nodes != "1" else (),
-        ports=HubPorts(bus=bus_port, database=database_port, gateway=port),
+        bus_public_urls=bus_urls or None,
+        bus_nodes=int(bus_nodes) if bus_nodes else None,
+        bus_hosts=hosts if (bus_nodes or str(before.bus_nodes)) != "1" else (),
+        ports=_changed(before.ports, bus=bus_port, database=database_port, gateway=port),
     )
     layout = init_hub(folder, SystemClock().now(), settings=settings)
     if postgres_init is not None:
         write_postgres_init(layout, postgres_init)
     line(str(layout.data))
     note(say("cli.hub_next", language(), data=layout.data))
+
+
+def _changed(before: S, **named: object) -> S:
+    """`before` with what was named."""
+    return msgspec.structs.replace(before, **{name: value for name, value in named.items() if value is not None})
 
 
 def write_postgres_init(layout: HubLayout, folder: Path) -> None:
