@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 
+import msgspec
 from tests.edges.store_world import until
 
 from intertie.bus.port import Bus, Message
@@ -25,6 +26,8 @@ from intertie.contracts.link import (
     Ended,
     EntryBase,
     Go,
+    HeldAttempt,
+    HeldTold,
     Instruction,
     Lane,
     LogChunk,
@@ -140,6 +143,13 @@ def joined_events(site: SiteName, slots: int, *tenants: TenantName) -> list[Even
     ]
 
 
+class KeepingJournal(MemoryJournal):
+    """As the agent's own, which keeps what is safe for weeks."""
+
+    async def acknowledged(self, lane: Lane, ack_through: int, safe_through: int, journal: JournalId | None = None) -> None:
+        await super().acknowledged(lane, ack_through, 0, journal)
+
+
 @dataclass
 class Agent:
     """Claims what it is offered and starts on the go; ends when the test says so. `bus` is in the site's account."""
@@ -157,6 +167,10 @@ class Agent:
     samples: bool = True
     journal_name: str = ""
     """Another journal than its first."""
+    disk: Disk | None = None
+    """The journal of another agent of this site, to go on with."""
+    tells: bool = False
+    """Tell what is held when the hub's epoch was raised."""
     log: str = "hello\n"
     answers: bool = True
     offers: dict[AttemptId, OfferBody] = field(default_factory=dict)
@@ -165,9 +179,13 @@ class Agent:
     heard: list[Instruction] = field(default_factory=list)
     settings: list[SiteSettings] = field(default_factory=list)
     states: dict[str, DeviceState] = field(default_factory=dict)
+    kept: dict[AttemptId, HeldAttempt] = field(default_factory=dict)
+    """What it would tell, as its books and folders have it."""
+    told: list[int] = field(default_factory=list)
+    """Epochs for which it told."""
 
     def __post_init__(self) -> None:
-        self.journal = MemoryJournal(Disk(JournalId(self.journal_name or f"jnl-{self.site}")))
+        self.journal = KeepingJournal(self.disk or Disk(JournalId(self.journal_name or f"jnl-{self.site}")))
         self.sequence = 0
         self.lane = SiteLane(
             self.bus,
@@ -178,6 +196,7 @@ class Agent:
             session=SessionId("ses-1"),
             on_instructions=self._on_instructions,
             on_settings=self._on_settings,
+            on_raised=self.tell_held if self.tells else None,
             running=lambda: [*self.claimed, *self.running],
             settings_revision=lambda: self.settings[-1].revision if self.settings else 0,
             pace=QUICK,
@@ -202,12 +221,51 @@ class Agent:
         await self.journal.append(build)
         self.lane.wake()
 
+    async def tell_held(self, epoch: int) -> None:
+        """One list for each epoch, in an entry for each attempt."""
+        if epoch in self.told:
+            return
+        held = sorted(self.kept.values(), key=lambda one: (-one.epoch, -one.generation))
+
+        def build(after: NextSeq) -> Mapping[Lane, Sequence[EntryBase]]:
+            first, parts = after[Lane.SCHEDULER], [[one] for one in held] or [[]]
+            return {
+                Lane.SCHEDULER: [
+                    HeldTold(
+                        seq=first + n, at=CLOCK.now(), epoch=epoch, place="p", kernel_boot="k", held=part, complete=n == len(parts) - 1
+                    )
+                    for n, part in enumerate(parts)
+                ]
+            }
+
+        await self.journal.append(build)
+        self.told.append(epoch)
+
+    def heir(self, bus: Bus) -> Agent:
+        """The same site before another hub: its journal, what runs, what it would tell."""
+        found = Agent(bus, self.site, self.scheduler_key, slots=self.slots, disk=self.journal.disk, tells=True)
+        found.offers, found.running, found.claimed, found.kept = self.offers, self.running, self.claimed, self.kept
+        return found
+
+    def _keep(self, body: OfferBody, state: str) -> None:
+        self.kept[body.attempt] = msgspec.structs.replace(self.kept[body.attempt], state=state)
+
     async def _on_instructions(self, fresh: Sequence[Instruction], exchange: Exchange) -> None:
         for one in fresh:
             self.heard.append(one)
             match one:
                 case Offer() if not self.deaf:
-                    await self._offered(open_seal(one.sealed, self.scheduler_key, OfferBody))
+                    body = open_seal(one.sealed, self.scheduler_key, OfferBody)
+                    self.kept[body.attempt] = HeldAttempt(
+                        attempt=body.attempt,
+                        job=body.job,
+                        epoch=body.epoch,
+                        generation=body.generation,
+                        state="claimed",
+                        devices=list(body.devices),
+                        offer=one.adoption or one.sealed,
+                    )
+                    await self._offered(body)
                 case Go() if not self.hold:
                     await self._start(self.offers[one.attempt])
                 case Stop():
@@ -227,6 +285,7 @@ class Agent:
 
     async def _start(self, body: OfferBody) -> None:
         self.running[body.attempt] = body
+        self._keep(body, "running")
         await self.say(Staging, body)
         await self.say(Started, body, started=CLOCK.now(), devices=list(body.devices), native_id="7", account=body.account)
 
@@ -258,6 +317,7 @@ class Agent:
         """Every process of the attempt is seen gone."""
         self.running.pop(body.attempt, None)
         self.claimed.discard(body.attempt)
+        self._keep(body, "ended")
         now = CLOCK.now()
         await self.say(
             Ended,

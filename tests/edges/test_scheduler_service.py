@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -78,11 +78,13 @@ class Hub:
         for event in events:
             await handlers[type(event)](event, meta(event))
 
-    async def submit(self, key: str = "k1", *, tenant: TenantName = ACME, **spec: object) -> JobRecord:
+    async def submit(
+        self, key: str = "k1", *, tenant: TenantName = ACME, env: Mapping[str, str] | None = None, **spec: object
+    ) -> JobRecord:
+        spec = {"env_names": sorted(env or {}), **spec}
         asked = JobSpec(name="one", script="true", **spec)  # type: ignore[arg-type]  # fields of JobSpec
-        reply = await self.parts.scheduler.submit(
-            SubmitJob(tenant=tenant, spec=asked, client_key=key), caller(Role.TENANT_USER, tenant=tenant)
-        )
+        request = SubmitJob(tenant=tenant, spec=asked, client_key=key, env=dict(env or {}))
+        reply = await self.parts.scheduler.submit(request, caller(Role.TENANT_USER, tenant=tenant))
         assert reply.job is not None
         return reply.job
 

@@ -266,10 +266,10 @@ class MemorySchedulerStore(MemoryStore):
     def _save_attempt(self, attempt: Attempt, before: Attempt | None, job: Job) -> None:
         record = attempt.record
         self.attempt_rows[record.attempt] = attempt
-        if before is None:
+        if before is None and attempt.holding:
             for device in record.devices:
                 self.holders.setdefault((record.site, record.pool, device), record.attempt)
-        elif before.holding and not attempt.holding:
+        elif before is not None and before.holding and not attempt.holding:
             for key in [key for key, holder in self.holders.items() if holder == record.attempt]:
                 del self.holders[key]
         for order in orders_of(attempt, job):

@@ -511,8 +511,9 @@ async def _save_attempt(tx: Tx, attempt: Attempt, change: Change) -> None:
             attempt.lease_s,
             attempt.journal,
         )
-        held = Q.devices_hold if record.claimed_at is None else Q.devices_hold_free_ones
-        await tx.run(held, record.attempt, record.site, record.pool, list(record.devices))
+        if attempt.holding:
+            held = Q.devices_hold if record.claimed_at is None else Q.devices_hold_free_ones
+            await tx.run(held, record.attempt, record.site, record.pool, list(record.devices))
         return
     if change.attempt_event is None:
         await tx.run(Q.attempt_owed_set, record.attempt, owed)

@@ -158,7 +158,7 @@ class SiteLane:
             changes.append(await self._store.take_up(tx, job, told, partial(self._adopt, held, offer, source, now)))
         if doubts:
             await tx.fault(ways.not_adopted(doubts, source))
-        if isinstance(said, HeldTold) and said.complete or changes:
+        if said.complete if isinstance(said, HeldTold) else changes:
             again = await self._lanes.read_again(tx, Lane.SCHEDULER, source.site, UNKNOWN_ATTEMPT)
             if again:
                 told_why = f"{source.site} told what it holds; {len(changes)} were taken up"
