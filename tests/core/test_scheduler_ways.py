@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 
 import msgspec
 import pytest
@@ -236,3 +237,56 @@ def test_what_no_grant_of_ours_covers_is_set_aside(changes: dict[str, object], a
     with pytest.raises(Refused) as refused:
         ways.check_grant(taken_in(), grant(**changes), SOURCE, account)
     assert refused.value.code == "scheduler.grant"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"job": JobId("job-a\r\nNats-Msg-Id: x")},
+        {"job": JobId("")},
+        {"attempt": AttemptId("../../etc/passwd")},
+        {"attempt": AttemptId("a" * 129)},
+        {"pool": PoolName("a b")},
+        {"generation": 2**63 - 1},
+        {"epoch": 2**62},
+        {"devices": []},
+        {"devices": [DeviceId("slot-0")] * 2},
+        {"devices": [DeviceId("d" * 257)]},
+        {"devices": [DeviceId(f"slot-{n}") for n in range(40_000)]},
+        {"spec": msgspec.structs.replace(SPEC, args=["x" * 200_000])},
+        {"account": "a" * 257},
+        {"at": datetime(1, 1, 2, tzinfo=UTC)},
+    ],
+    ids=lambda changes: str(changes)[:40],
+)
+def test_what_no_agent_says_becomes_no_job(changes: dict[str, object]) -> None:
+    """Each would stand in another's way later: as a header, as the last generation, in an offer that no seal holds."""
+    with pytest.raises(Refused) as refused:
+        ways.check_grant(taken_in(**changes), grant(), SOURCE, "u")
+    assert refused.value.code == "scheduler.unfit"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"client_key": "the client's own"},
+        {"client_key": "islanded:att-another"},
+        {"attempts": 1},
+        {"state": JobState.SUCCEEDED},
+        {"state": JobState.RUNNING},
+        {"tenant": TenantName("beta")},
+    ],
+    ids=str,
+)
+def test_a_site_takes_in_no_job_that_came_by_another_way(changes: dict[str, object]) -> None:
+    entry = taken_in()
+    job = replace(ways.islanded_job(entry, SOURCE, NOW), **changes)  # type: ignore[arg-type]  # the test says what differs
+    with pytest.raises(Refused) as refused:
+        ways.islanded(entry, grant(), "", File(job), SOURCE, NOW)
+    assert refused.value.code == "scheduler.foreign_attempt"
+
+
+def test_what_a_site_took_in_by_itself_stays_there() -> None:
+    """Its script is the site's word: queued again, it must not run at another site under the tenant's name."""
+    spec = msgspec.structs.replace(SPEC, site=SiteName("site-b"), restartable=True)
+    assert ways.islanded_job(taken_in(spec=spec), SOURCE, NOW).spec.site == SITE

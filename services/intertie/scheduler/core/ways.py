@@ -32,6 +32,8 @@ from intertie.scheduler.core.rows import VALUES_LOST, Attempt, AttemptState, Cha
 ISLANDED_KEY, ADOPTED_KEY = "islanded:", "adopted:"
 # Of one job: it is offered a few times. Each later attempt is numbered above what a site says here.
 MOST_GENERATION = 1_000_000
+# Of the names of one attempt's devices, which travel in each of its events: 3,000 GPUs.
+DEVICES_BYTES = 128 * 1024
 # Named in one incident; whoever holds more has one fault, not a hundred.
 DOUBTS_TOLD = 5
 
@@ -190,8 +192,10 @@ def _no_submit(entry: IslandedSubmit) -> str:
         return f"{entry.pool[:80]!r} is no name of a pool"
     if entry.epoch > MOST_EPOCH or entry.generation > MOST_GENERATION:
         return f"generation {entry.generation:.1e} of epoch {entry.epoch:.1e} is none"
-    if not entry.devices or len(set(entry.devices)) < len(entry.devices) or max(map(len, entry.devices)) > NAME_LENGTH:
-        return "its devices are none, or not as many as named"
+    if not entry.devices or len(set(entry.devices)) < len(entry.devices):
+        return "its devices are none, or named twice"
+    if max(map(len, entry.devices)) > NAME_LENGTH or sum(map(len, entry.devices)) > DEVICES_BYTES:
+        return f"its {len(entry.devices)} devices have more than {DEVICES_BYTES} characters"
     if (size := len(encode(entry.spec))) > SPEC_BYTES:
         return f"the job has {size} bytes, at most {SPEC_BYTES}"
     return ""
