@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Any
 
@@ -202,7 +202,7 @@ def test_however_many_borders_cut_an_attempt_its_periods_add_up_to_the_whole(
 
 # --- a site's word on a period -----------------------------------------------------------------------------------------------------------------
 
-START, END = at(-1_000), at(1_000)
+START, END = datetime(2026, 12, 1, tzinfo=UTC), datetime(2027, 1, 1, tzinfo=UTC)
 
 
 def said(segments: int, /, *, site: SiteName = SITE, quantity: int = 6, key: str = "", **changes: Any) -> Any:
@@ -235,6 +235,15 @@ def test_a_site_s_count_is_compared_with_what_is_here(told: int | None, held_her
         {"period": "2026-12\n"},
         {"period": "winter"},
         {"end": START},
+        # Months that are none, have not begun, or lie under another's name: each would be one more period to count for ever.
+        {"period": "2026-13"},
+        {"period": "2026-11"},
+        {"start": START + timedelta(minutes=1)},
+        {"end": END + timedelta(days=3_650)},
+        {"period": "2999-01", "start": START.replace(year=2999, month=1), "end": START.replace(year=2999, month=2)},
+        {"start": START.replace(year=2027, month=1), "end": START.replace(year=2027, month=2), "period": "2027-01"},
+        {"start": "0001-01-01T00:00:00+23:59"},
+        {"end": "9999-12-31T23:59:59-23:59"},
         {"segments": 10**30},
         {"attempts": 10**30},
         {"quantity_milli_us": 10**40},

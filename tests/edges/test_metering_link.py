@@ -4,7 +4,7 @@ person decides about what waits."""
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Any
 
@@ -424,7 +424,7 @@ async def test_the_database_refuses_what_would_falsify_a_word(pg: Any, statement
         await edge.send(long, offered)
         await release(edge, long)
         await edge.say(edge.lost_range("jnl-1", 1, 2))
-        await edge.say(edge.period("2026-11", at(-9), at(0), []))
+        await edge.say(edge.period("2026-11", datetime(2026, 11, 1, tzinfo=UTC), datetime(2026, 12, 1, tzinfo=UTC), []))
         with pytest.raises(Violated) as violated:
             async with edge.store.db.transaction() as tx:
                 await tx.run(statement)

@@ -243,10 +243,15 @@ class MemoryMetering(MemoryStore):
             self.told_periods[number - 1] = replace(self.told_periods[number - 1], proven=True)
 
     async def unproven_periods(self, limit: int) -> list[PeriodTold]:
-        return [one for one in self.told_periods if not one.proven][:limit]
+        last = {(one.site, one.count.period): one for one in self.told_periods if not one.proven}
+        return sorted(last.values(), key=lambda one: one.number)[:limit]
 
     async def periods(self, site: SiteName | None, period: str | None, limit: int) -> list[PeriodTold]:
-        found = [one for one in self.told_periods if site in (None, one.site) and period in (None, one.count.period)]
+        if site is None:
+            last = {(one.site, one.count.period): one for one in sorted(self.told_periods, key=lambda one: (one.proven, one.number))}
+            found = list(last.values())
+        else:
+            found = [one for one in self.told_periods if one.site == site and period in (None, one.count.period)]
         found.sort(key=lambda one: (one.site, -one.number))
         return sorted(found, key=lambda one: one.count.period, reverse=True)[:limit]
 

@@ -215,7 +215,8 @@ class PgMetering:
 
     async def periods(self, site: SiteName | None, period: str | None, limit: int) -> list[PeriodTold]:
         async with self.db.transaction(read_only=True) as tx:
-            return [_told(row) for row in await tx.all(Q.periods_load, site, period, limit)]
+            rows = await tx.all(Q.periods_last, limit) if site is None else await tx.all(Q.periods_load, site, period, limit)
+            return [_told(row) for row in rows]
 
     async def held(self, site: SiteName, start: datetime, end: datetime) -> Held:
         async with self.db.transaction(read_only=True) as tx:

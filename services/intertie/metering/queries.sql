@@ -142,12 +142,20 @@ VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13) ON CONFLICT DO N
 UPDATE period_told SET proven = true WHERE number = $1
 
 -- name: periods_unproven
-SELECT number, digest, payload, signer, signature, received_at, proven FROM period_told WHERE NOT proven ORDER BY number LIMIT $1
+-- The last word of each site on each period: whoever says many waits for himself.
+SELECT number, digest, payload, signer, signature, received_at, proven
+FROM (SELECT DISTINCT ON (site, period) * FROM period_told WHERE NOT proven ORDER BY site, period, number DESC) AS last ORDER BY number LIMIT $1
 
 -- name: periods_load
--- Newest first; of one site or all, of one period or all.
+-- Newest first; of one site, of one period or all.
 SELECT number, digest, payload, signer, signature, received_at, proven FROM period_told
-WHERE ($1::text IS NULL OR site = $1) AND ($2::text IS NULL OR period = $2) ORDER BY period DESC, site, number DESC LIMIT $3
+WHERE site = $1 AND ($2::text IS NULL OR period = $2) ORDER BY period DESC, site, number DESC LIMIT $3
+
+-- name: periods_last
+-- Newest first, the last word of each site on each period: whoever says many pushes nobody out.
+SELECT number, digest, payload, signer, signature, received_at, proven
+FROM (SELECT DISTINCT ON (site, period) * FROM period_told ORDER BY site, period, proven DESC, number DESC) AS last
+ORDER BY period DESC, site LIMIT $1
 
 -- name: held_of_site
 -- Each segment id once, as it came first; a segment that ends at the border is of the period that ends there.

@@ -105,11 +105,11 @@ class Words:
 
 def _report(lost: LostEntries) -> ReportIncident:
     return ReportIncident(
-        key=f"metering.lost/{lost.site}/{lost.journal}/{lost.first}-{lost.last}",
+        key=f"metering.lost/{lost.site}",
         kind="metering.lost",
         severity=Severity.CRITICAL,
         title=f"{lost.entries} entries of usage of site {lost.site} exist nowhere any more",
-        text=f"Entries {lost.first} to {lost.last} of the metering lane, journal {lost.journal}: lost here by a restore, forgotten at the site "
+        text=f"Entries {lost.first} to {lost.last} of the metering lane, journal {lost.journal[:128]!r}: lost here by a restore, forgotten at the site "
         f"because they were called safe{'' if lost.proven else '; said without a valid seal'}. `intertie statement` and the ledger's check name them.",
         site=lost.site,
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 
 import msgspec
 
@@ -18,7 +18,7 @@ from intertie.contracts.link import Lane, LostRange, Sealed
 from intertie.contracts.usage import LostEntries, PeriodCount, SitePeriod
 from intertie.errors import Refused
 from intertie.ids import Digest, SiteName, digest
-from intertie.metering.core.attribution import Verify
+from intertie.metering.core.attribution import CLOCK_TOLERANCE, Verify
 from intertie.metering.core.evidence import SiteKeys
 
 # A million sites' segments of a month; all devices of the world for a year; a journal that says a million things a second for thirty years.
@@ -27,7 +27,10 @@ MOST_COUNTED = 10**12
 MOST_QUANTITY = 10**27
 MOST_NUMBERED = 10**15
 
-_PERIOD = re.compile(r"\d{4}-\d{2}\Z")
+_PERIOD = re.compile(r"(20\d\d)-(0[1-9]|1[0-2])\Z")
+
+# A month begins somewhere on earth at most this far from UTC, on a quarter of an hour.
+FARTHEST_ZONE, ZONE_STEP_S = timedelta(hours=15), 900
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,12 +83,28 @@ def proven(sealed: Sealed, keys: SiteKeys, verify: Verify) -> bool:
 
 
 def period_told(site: SiteName, sealed: Sealed, at: datetime) -> PeriodTold:
-    """Parse a site's count; `contract.invalid` if it is none, `metering.period` if it is another site's or no period. Nothing is believed yet."""
+    """Parse a site's count; `contract.invalid` if it is none, `metering.period` if it is another site's, no month, or has not begun at `at`.
+    Nothing is believed yet."""
     count = decode(sealed.payload, PeriodCount, what="period count")
     more = max(count.attempts, count.segments) > MOST_COUNTED or count.quantity_milli_us > MOST_QUANTITY
-    if count.site != site or not _PERIOD.match(count.period) or count.end <= count.start or more:
+    # Compared as a difference: a moment at the end of time cannot be moved by a day.
+    if count.site != site or not _is_month(count) or count.start - at > CLOCK_TOLERANCE or more:
         raise Refused("metering.period", f"{site} cannot say that {count.period[:40]!r} of {count.site} is over")
     return PeriodTold(count, sealed, digest(sealed.payload.encode()), at)
+
+
+def _is_month(count: PeriodCount) -> bool:
+    """The month of its name, by the calendar of some place on earth: so a site has few periods to speak of, none of them to come."""
+    named = _PERIOD.match(count.period)
+    if named is None:
+        return False
+    year, month = int(named[1]), int(named[2])
+    borders = (
+        (count.start, datetime(year, month, 1, tzinfo=UTC)),
+        (count.end, datetime(year + month // 12, month % 12 + 1, 1, tzinfo=UTC)),
+    )
+    aparts = [told - border for told, border in borders]
+    return all(abs(apart) <= FARTHEST_ZONE and apart % timedelta(seconds=ZONE_STEP_S) == timedelta() for apart in aparts)
 
 
 def lost_entries(site: SiteName, said: LostRange, keys: SiteKeys, verify: Verify, at: datetime) -> Lost:

@@ -36,11 +36,11 @@ def profile_stands(site: SiteName, pool: PoolName) -> ReportIncident:
 
 def range_lost(site: SiteName, said: LostRange) -> ReportIncident:
     return ReportIncident(
-        key=f"registry.lost_range/{site}/{said.journal}",
+        key=f"registry.lost_range/{site}",
         kind="registry.lost_range",
         severity=Severity.CRITICAL,
         title=f"Site {site} says that reports to the registry are lost",
-        text=f"Entries {said.first} to {said.last} of its journal {said.journal} exist nowhere any more: the registry's database was restored to "
+        text=f"Entries {said.first} to {said.last} of its journal {said.journal[:128]!r} exist nowhere any more: the registry's database was restored to "
         "before them. The site has signed this and says anew what it holds.",
         site=site,
     )
