@@ -18,6 +18,7 @@ from intertie.link.site import (
     Load,
     Lost,
     Pace,
+    Raised,
     Reopen,
     Report,
     Send,
@@ -423,6 +424,57 @@ def test_after_a_raise_of_the_epoch_nothing_starts_until_an_answer_of_it_came_at
     world.head = 25
     said = [handed(world.hear(world.speak(), epoch=2, instructions=[go(1), stop(2)])) for _ in range(3)]
     assert said == [[2], [2], [2, 1]]
+
+
+def telling(epochs: tuple[int, int] = (1, 1)) -> World:
+    """A lane whose site tells what it holds."""
+    world = World(head=12)
+    world.machine = SiteMachine(
+        site=SITE,
+        session=SESSION,
+        lane=Lane.SCHEDULER,
+        journal=JOURNAL,
+        marks=(12, 12),
+        now_s=world.now_s,
+        pace=PACE,
+        spread=lambda: 1.0,
+        epochs=epochs,
+        tells_held=True,
+    )
+    world.forgotten = 0
+    return world
+
+
+@pytest.mark.parametrize("state", [LaneState.OK, LaneState.BEHIND])
+def test_of_a_raised_epoch_nothing_is_taken_or_known_before_what_is_held_is_journalled(state: LaneState) -> None:
+    """LINK D3. The sync that first says that the epoch is known carries the list, or stands behind it."""
+    world = telling()
+    answer_of = {"epoch": 2, "state": state, "instructions": [go(1), stop(2)]} | ({"ack_through": 3} if state is LaneState.BEHIND else {})
+    for _ in range(2):
+        sync = world.speak()
+        assert (sync.instruction_epoch, sync.first_seq) == (1, 13)
+        assert world.hear(sync, **answer_of) == [Raised(2)]
+        [report] = world.machine.not_raised(world.now_s, "the disk is full")
+        assert isinstance(report, Report) and report.trouble is Trouble.JOURNAL
+        world.machine.trouble = None
+    assert world.hear(world.speak(), **answer_of) == [Raised(2)]
+    world.head = 13  # what is held
+    assert world.machine.raised(world.now_s, 2) == [] and world.waits() == 0
+    sync = world.speak()
+    assert (sync.instruction_epoch, len(sync.entries), sync.at_head) == (2, 1, True)
+    effects = world.hear(sync, **answer_of)
+    assert not [effect for effect in effects if isinstance(effect, Raised)]
+    if state is LaneState.OK:
+        assert handed(effects) == [2], "and nothing starts before an answer of the epoch came at head"
+        assert handed(world.hear(world.speak(), **answer_of)) == [2, 1]
+    else:
+        assert world.speak().first_seq == 4, "what the keeper lacks, and the list behind it"
+
+
+@pytest.mark.parametrize(("known", "said", "told"), [(0, 1, False), (1, 1, False), (0, 2, True), (1, 2, True), (5, 5, False)])
+def test_a_site_tells_in_each_epoch_but_the_first(known: int, said: int, told: bool) -> None:
+    world = telling((known, known))
+    assert bool([e for e in world.hear(world.speak(), epoch=said) if isinstance(e, Raised)]) is told
 
 
 def test_what_was_held_back_is_fetched_at_once() -> None:

@@ -268,6 +268,20 @@ def test_a_site_that_claims_and_never_starts_is_left_alone_for_a_while() -> None
     assert isinstance(change, Change) and change.fault
 
 
+@pytest.mark.parametrize(
+    ("code", "fault"),
+    [
+        *((code, False) for code in ("displaced", "start_too_late", "lease_over", "other_journal", "rebooted", "paused", "withdrawn")),
+        *((code, True) for code in ("disk_full", "disk_broken", "not_startable")),
+    ],
+)
+def test_what_is_given_up_for_no_fault_of_its_site_costs_it_nothing(code: str, fault: bool) -> None:
+    site = Site()
+    change = interpret(site.say(NotStarted, code=code, text=""), run(placed(), [site.claimed()]), SOURCE, NOW)  # type: ignore[arg-type]  # an entry
+    assert isinstance(change, Change) and bool(change.fault) is fault
+    assert change.job.state is JobState.QUEUED
+
+
 def test_back_off_doubles_to_five_minutes() -> None:
     held, waits = None, []
     for _ in range(11):

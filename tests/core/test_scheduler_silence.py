@@ -18,7 +18,7 @@ from intertie.ids import CANARY, AttemptId, DeviceId, Digest, JournalId, PoolNam
 from intertie.link.keeper import SiteRow
 from intertie.planner import Decision
 from intertie.scheduler.core import judge, silence
-from intertie.scheduler.core.hearing import Hearing
+from intertie.scheduler.core.hearing import Hearing, at_head
 from intertie.scheduler.core.interpret import Source, interpret
 from intertie.scheduler.core.life import check_request, place, preempt
 from intertie.scheduler.core.orders import Order, orders_of, stop_words
@@ -430,6 +430,29 @@ def test_without_a_canary_the_leader_is_deaf_for_ever_and_says_why() -> None:
     findings = judge.find([leased()], ears, judge.Roll(), LIMITS, now=NOW, now_s=1e6)
     assert [report.kind for report in findings.incidents] == ["scheduler.deaf"]
     assert "INTERTIE_CANARY_CREDS" in findings.incidents[0].text
+
+
+def test_a_deaf_leader_says_that_a_promised_date_has_passed() -> None:
+    """Also where nothing is leased: without ears no attempt is ever closed as lost."""
+    attempt = promised(running(placed())).attempt
+    assert attempt is not None
+    for ears, after, kinds in (
+        (hearing(), timedelta(days=7, hours=1), ["scheduler.deaf"]),
+        (hearing(), timedelta(days=7), []),
+        (sung(200.0), timedelta(days=7, hours=1), []),
+    ):
+        findings = judge.find([attempt], ears, judge.Roll(), LIMITS, now=NOW + after, now_s=200.0)
+        assert [report.kind for report in findings.incidents] == kinds
+
+
+@pytest.mark.parametrize(("version", "told", "counts"), [(1, 0, True), (2, 1, False), (2, 2, True)])
+def test_after_a_restore_a_site_s_word_counts_once_it_knows_the_epoch(version: int, told: int, counts: bool) -> None:
+    """It journals what it holds before it says that it knows; an agent of link version 1 holds no such list."""
+    said = replace(row(3), version=version, epoch_told=told)
+    assert (at_head(said, 1), at_head(said, 2)) == (True, counts)
+    ears = Hearing(epoch=2)
+    ears.hear(said, 2.0)
+    assert (ears.caught_up(SITE), ears.told(SITE)) == (counts, counts)
 
 
 def test_the_canary_is_nobodys_site() -> None:

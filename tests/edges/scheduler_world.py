@@ -248,7 +248,8 @@ class Agent:
         return found
 
     def _keep(self, body: OfferBody, state: str) -> None:
-        self.kept[body.attempt] = msgspec.structs.replace(self.kept[body.attempt], state=state)
+        if body.attempt in self.kept:
+            self.kept[body.attempt] = msgspec.structs.replace(self.kept[body.attempt], state=state)
 
     async def _on_instructions(self, fresh: Sequence[Instruction], exchange: Exchange) -> None:
         for one in fresh:

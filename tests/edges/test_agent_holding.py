@@ -6,9 +6,11 @@ import asyncio
 import os
 import shutil
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from pathlib import Path
 
 import msgspec
+import pytest
 from tests.fakes.agents import offer, pool
 from tests.fakes.sites import World, a_site
 
@@ -16,13 +18,18 @@ from intertie.agent.books import save
 from intertie.agent.core.model import Attempt, State, with_state
 from intertie.agent.core.room import MIB, Space
 from intertie.agent.core.rules import Rules
+from intertie.agent.reopen import HELD_BYTES, in_parts, tell_held
+from intertie.contracts.base import encode
 from intertie.contracts.link import (
     Claimed,
     Ended,
+    HeldAttempt,
+    HeldTold,
     Lane,
     NotStarted,
     OfferBody,
     OfferRefused,
+    Sealed,
     SiteCondition,
     Staging,
     Started,
@@ -30,9 +37,9 @@ from intertie.contracts.link import (
 )
 from intertie.contracts.site import DeviceKind
 from intertie.errors import Unavailable
-from intertie.ids import JournalId
+from intertie.ids import AttemptId, JobId, JournalId
 from intertie.trust.keys import Key
-from intertie.trust.seal import open_seal
+from intertie.trust.seal import open_seal, seal
 
 ELSEWHERE = JournalId("jnl-elsewhere")
 
@@ -272,7 +279,7 @@ async def test_work_is_found_in_its_folder_by_an_agent_whose_journal_is_gone(sho
         await world.first(Started)
         [held] = await world.site.search()
         assert (held.attempt, held.generation, held.state, held.native_id != "") == (body.attempt, 1, "running", True)
-        assert held.offer is not None and open_seal(held.offer, key.public, OfferBody) == body
+        assert held.offer is not None and open_seal(held.offer, key.public, OfferBody) == bare(body)
         (short_folder / "jobs" / body.attempt / "work" / "go").touch()
         end = await world.first(Ended)
         assert (end.exit_code, (await world.kinds()).count("Started")) == (3, 1)
@@ -317,20 +324,104 @@ async def test_what_was_prepared_under_a_lost_journal_and_had_not_begun_never_be
         assert (short_folder / "jobs" / body.attempt / "fenced").exists()
 
 
-async def test_the_offer_of_ended_work_is_held_in_its_folder_and_not_in_the_journal(short_folder: Path) -> None:
+SECRET = {"TOKEN": "s3cret-of-the-offer"}
+
+
+def bare(body: OfferBody) -> OfferBody:
+    return msgspec.structs.replace(body, env={})
+
+
+async def test_the_offer_is_kept_without_values_of_the_environment_and_outlives_the_work(short_folder: Path) -> None:
+    """BR-144: what is kept is told again, weeks later."""
     async with a_site(short_folder) as world:
-        body = offer(env={"TOKEN": "s3cret"})
+        body = offer(env=SECRET)
         await world.run(body)
         await world.first(Ended)
         async with asyncio.timeout(20):
             await world.site.idle()
-        assert world.site.books.attempts[body.attempt].offer is None
-        [held] = await world.site.search()
-        assert held.offer is not None and open_seal(held.offer, world.scheduler.public, OfferBody) == body
         kept = short_folder / "jobs" / body.attempt / "attempt.json"
-        assert kept.stat().st_mode & 0o777 == 0o600
+        assert kept.stat().st_mode & 0o777 == 0o600 and b"s3cret" not in kept.read_bytes()
+        [held] = await world.site.search()
+        assert held.offer is not None and open_seal(held.offer, world.scheduler.public, OfferBody) == bare(body)
         await world.tell(world.settle(body))
-        assert not kept.exists()
+        assert not kept.exists() and await world.site.search() == []
+        [lately] = await world.site.search(ended_since=world.clock.now() - timedelta(hours=1))
+        assert (lately.state, lately.offer) == ("ended", held.offer)
+        assert await world.site.search(ended_since=world.clock.now() + timedelta(hours=1)) == []
+        rows = await world.journal.read(
+            lambda cursor: cursor.execute("SELECT body FROM attempt UNION ALL SELECT body FROM entry").fetchall()
+        )
+        assert rows and not any(b"s3cret" in bytes(body) for (body,) in rows)
+
+
+async def test_of_an_older_hub_s_offer_with_values_nothing_is_kept(short_folder: Path) -> None:
+    async with a_site(short_folder) as world:
+        body = offer(env=SECRET)
+        other = seal(world.scheduler, encode(bare(offer())), "scheduler")
+        await world.tell(msgspec.structs.replace(world.offered(body), adoption=None))
+        wrong = offer(env=SECRET, devices=("slot-2",))
+        await world.tell(msgspec.structs.replace(world.offered(wrong), adoption=other))
+        held = await world.site.search()
+        assert {(one.attempt, one.offer) for one in held} == {(body.attempt, None), (wrong.attempt, None)}, "nor a copy of another body"
+
+
+# --- told after a restore of the hub ---
+
+
+async def told(world: World) -> list[HeldTold]:
+    return [entry for entry in await world.entries() if isinstance(entry, HeldTold)]
+
+
+async def test_what_is_held_is_told_once_for_each_epoch_also_over_a_restart(short_folder: Path) -> None:
+    key, body = Key.new("U"), offer(script="sleep 60\n")
+    async with a_site(short_folder, scheduler=key) as world:
+        await world.run(body)
+        await world.first(Started)
+        await local(world, script="exit 0\n")
+        for epoch in (2, 2, 1):
+            await tell_held(world.site, epoch)
+    async with a_site(short_folder, scheduler=key) as world:
+        for epoch in (2, 3):
+            await tell_held(world.site, epoch)
+        lists = await told(world)
+        assert [(one.epoch, one.complete, [(h.attempt, h.state) for h in one.held]) for one in lists] == [
+            (epoch, True, [(body.attempt, "running")]) for epoch in (2, 3)
+        ], "and the owner's own work is named to nobody"
+        await stopped(world, body)
+
+
+async def test_a_disk_that_refuses_the_list_has_it_asked_for_again(short_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with a_site(short_folder) as world:
+
+        async def full(*_: object) -> None:
+            raise Unavailable("agent.disk_full", "no room")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(world.site, "append", full)
+            with pytest.raises(Unavailable):
+                await tell_held(world.site, 2)
+        assert await told(world) == []
+        await tell_held(world.site, 2)
+        [only] = await told(world)
+        assert only.complete and only.held == []
+
+
+def test_a_long_list_takes_several_entries_the_latest_attempts_first() -> None:
+    sealed = Sealed(payload="x" * 1_000, signer="scheduler", signature="s")
+
+    def held(number: int, offered: Sealed = sealed) -> HeldAttempt:
+        return HeldAttempt(
+            attempt=AttemptId(f"att-{number:04}"), job=JobId("job"), epoch=1, generation=number, state="ended", offer=offered
+        )
+
+    many = [held(number) for number in range(1, 1_001)]
+    parts = in_parts(many)
+    assert [one.generation for part in parts for one in part] == list(range(1_000, 0, -1))
+    assert len(parts) > 4 and all(len(encode(part)) <= HELD_BYTES + 2 for part in parts)
+    assert in_parts([]) == [[]]
+    large, huge = (msgspec.structs.replace(sealed, payload="x" * size) for size in (300_000, 600_000))
+    alone = in_parts([held(1), held(3, large), held(2, huge)])
+    assert [[(one.generation, one.offer is not None) for one in part] for part in alone] == [[(3, True)], [(2, False), (1, True)]]
 
 
 async def test_books_older_than_the_folders_hold_no_device_twice(short_folder: Path) -> None:

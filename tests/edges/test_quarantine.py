@@ -139,6 +139,23 @@ async def test_after_an_upgrade_what_was_set_aside_is_read_again_and_what_still_
     assert before.target == f"{SITE}/{keeper.lane}: 2 entries"
 
 
+async def test_a_keeper_reads_again_by_itself_what_it_set_aside_with_one_code(keeper: Keeper) -> None:
+    """In its own transaction: what made it readable and the reading are one."""
+    await keeper.receive(3)
+    await keeper.receive(1, OTHER_SITE)
+    keeper.understood = {2}
+    await keeper.settle()
+    await keeper.settle(OTHER_SITE)
+    assert keeper.done == [2]
+    async with keeper.store.transaction() as tx:
+        assert await keeper.lanes.read_again(tx, keeper.lane, SITE, "contract") == 0, "a code is a whole word"
+        assert await keeper.lanes.read_again(tx, keeper.lane, SITE, "contract.invalid") == 2
+    keeper.understood = {1}
+    await keeper.settle()
+    assert keeper.done == [2, 1]
+    assert [(entry.site, entry.seq) for entry in await keeper.listed()] == [(OTHER_SITE, 1), (SITE, 3)]
+
+
 async def test_only_what_is_there_is_tried_again(keeper: Keeper) -> None:
     await keeper.receive(1)
     await keeper.settle()

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
 from tests.fakes.agents import GUEST, pool
 
 from intertie.agent.adapters.port import Adapter
@@ -90,7 +91,10 @@ class World:
         return {"id": InstructionId(mint("ins")), "number": self.number, "epoch": 1}
 
     def offered(self, body: OfferBody, key: Key | None = None) -> Offer:
-        return Offer(**self._next(), attempt=body.attempt, sealed=seal(key or self.scheduler, encode(body), "scheduler"))  # type: ignore[arg-type]
+        """With its copy without values of the environment, if it has any."""
+        signer = key or self.scheduler
+        kept = seal(signer, encode(msgspec.structs.replace(body, env={})), "scheduler") if body.env else None
+        return Offer(**self._next(), attempt=body.attempt, sealed=seal(signer, encode(body), "scheduler"), adoption=kept)  # type: ignore[arg-type]
 
     def go(self, body: OfferBody, journal: JournalId | None = None) -> Go:
         return Go(**self._next(), attempt=body.attempt, job=body.job, generation=body.generation, journal=journal)  # type: ignore[arg-type]
