@@ -39,9 +39,9 @@ from intertie.sim.machine import Machine, Process
 from intertie.sim.scenario import Fault, LocalWork, Scenario, Work
 from intertie.trust.keys import Key
 
-# When faults have stopped everything is settled after this much virtual time: the longest job, the longest back-off of a faulty site (300 s),
-# offers that nobody answers (60 s, scaled), and beats to find out about each.
-SETTLE_S = 1_800.0
+# When faults have stopped everything is settled after this much virtual time: the longest back-off of a faulty site (20 minutes, as beats are
+# scaled), then the longest jobs one after the other on what there is, and beats to find out about each.
+SETTLE_S = 3_600.0
 LOOK_S = 5.0
 # Factor on every beat of the product: fewer beats a virtual hour, the same rules.
 SCALE = 4.0
