@@ -16,6 +16,7 @@ from intertie.contracts.link import Clocks, Go, Instruction, Lane, LaneState, Of
 from intertie.ids import AttemptId, JournalId, SessionId, SiteName
 from intertie.link.clocks import ClockEstimate, by_round_trip
 from intertie.link.journal import Batch, InstructionMark
+from intertie.link.keeper import MOST_EPOCH
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +165,9 @@ Effect = Load | Send | Take | Silent | Heard | Report | Reopen | Raised
 BROKEN = (LaneState.FORKED, LaneState.AGENT_RESTORED, LaneState.HUB_RESTORED)
 """States whose way out is a new journal."""
 
+# Of an instruction or a revision; above it SQLite and PostgreSQL hold nothing.
+MOST_NUMBER = 2**62
+
 FIRST_EPOCH = 1
 """In which a service begins; above it, it was restored at least once."""
 
@@ -175,6 +179,17 @@ MOST_REOPENS = 10
 def stops_first(instructions: Sequence[Instruction]) -> list[Instruction]:
     """What ends work before what begins any: a site that returns must not start on devices, or for jobs, that are being taken back."""
     return sorted(instructions, key=lambda one: 0 if isinstance(one, Stop | Withdraw) else 2 if isinstance(one, Offer | Go) else 1)
+
+
+def _unfit(synced: Synced) -> str:
+    """What of an answer no keeper of ours says, and no journal can hold; empty if nothing. An epoch that was believed once would be told for ever."""
+    if max(synced.epoch, *(one.epoch for one in synced.instructions), 0) > MOST_EPOCH:
+        return f"an epoch above {MOST_EPOCH}"
+    if max(synced.settings_revision, *(one.number for one in synced.instructions), 0) > MOST_NUMBER:
+        return f"a number above {MOST_NUMBER}"
+    if not 1970 <= synced.clock.year < 2200:
+        return f"the time {synced.clock.isoformat()}"
+    return ""
 
 
 @dataclass(slots=True)
@@ -329,6 +344,8 @@ class SiteMachine:
             wait_s = min(self.pace.beat_s, self.pace.busy_s * 2 ** min(self._failures - 1, 10))
             self.due_at = now_s + wait_s * (0.5 + self._spread() / 2)
             return effects
+        if broken := _unfit(synced):
+            return self._refuse(now_s, Trouble.ANSWER, f"the {self.lane} keeper says what cannot be: {broken}")
         if synced.epoch < self._epoch:
             text = (
                 f"the {self.lane} keeper is in epoch {synced.epoch}, this site knows {self._epoch}: run `intertie hub restored` at the hub"

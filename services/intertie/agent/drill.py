@@ -82,12 +82,15 @@ def parse(text: str) -> Asked | None:
         asked = Asked(drill=drill, seconds=int(seconds), start=datetime.fromisoformat(start), consent=consent)
     except ValueError:
         return None
-    return asked if asked.start.tzinfo is not None and 5 <= asked.seconds <= 3_600 else None
+    # At the ends of time nothing can be added to a moment.
+    known = asked.start.tzinfo is not None and 2_000 <= asked.start.year <= 2_200
+    return asked if known and 5 <= asked.seconds <= 3_600 else None
 
 
 def refusal(asked: Asked, consent: DrillConsent | None, *, start: datetime) -> str:
-    """Why the owner's word does not cover this cut; empty if it does. What was taken back at the site stands above any token."""
-    if asked.consent == "token" and (consent is None or consent.allowed):
+    """Why the owner's word does not cover this cut; empty if it does. What was taken back or limited at the site stands above any token, whose being
+    given the hub alone says."""
+    if asked.consent == "token" and (consent is None or (consent.allowed and asked.seconds <= consent.longest_s)):
         return ""
     if consent is None or not consent.allowed:
         return "the owner has not allowed a drill here"

@@ -68,6 +68,8 @@ from intertie.trust.seal import open_seal
 
 LOG = log.get("agent.site")
 
+FASTEST_BEAT_S, SLOWEST_BEAT_S = 0.01, 300.0
+
 
 class Site:
     """One site's work. Make it, `await recover()`, then hand it instructions and local wishes."""
@@ -272,6 +274,15 @@ class Site:
         await self.leases.renew(lease_s, sent_boot_s)
 
     async def _act(self, one: Instruction, sent_boot_s: float, acknowledged: int) -> None:
+        known = self.books.attempts.get(one.attempt)
+        if known is not None and known.local is not None:
+            # The owner's own work is nothing of the hub's, and is not named to it: not even by another answer than a stranger's would be.
+            LOG.error("the hub speaks of the owner's own work", instruction=one.id, kind=type(one).__name__)
+            if isinstance(one, Stop):
+                await self._answer(one, None, "unknown_attempt", handled(one.id))
+            else:
+                await self.journal.write(handled(one.id))
+            return
         match one:
             case Offer():
                 await self._offer(one, sent_boot_s)
@@ -534,6 +545,7 @@ class Site:
         found = open_seal(sealed, self.joined.service_keys.get("scheduler", ""), SiteSettings)
         if found.site != self.joined.site or found.revision != revision:
             raise Refused("agent.settings", f"these settings are of {found.site} revision {found.revision}")
+        found = paced(found)
 
         def entries(following: NextSeq) -> Mapping[Lane, Sequence[EntryBase]]:
             entry = SettingsApplied(seq=following[Lane.SCHEDULER], at=self.clock.now(), islanded=self.islanded(), revision=revision)
@@ -595,6 +607,12 @@ class Site:
             self._unanswered.discard(instruction)
         await self.pause.tick()
         await self.borders.tick()
+
+
+def paced(found: SiteSettings) -> SiteSettings:
+    """The settings with beats that a site can live by, whatever the hub says: never so fast that it does nothing else, nor so slow that it is gone."""
+    telemetry_s, lane_s = (min(max(beat_s, FASTEST_BEAT_S), SLOWEST_BEAT_S) for beat_s in (found.telemetry_beat_s, found.lane_beat_s))
+    return msgspec.structs.replace(found, telemetry_beat_s=telemetry_s, lane_beat_s=lane_s)
 
 
 def _owes_result(attempt: Attempt) -> bool:
