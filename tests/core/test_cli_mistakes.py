@@ -18,9 +18,11 @@ from click.testing import CliRunner
 
 from intertie.cli.__main__ import COMMANDS, cli
 from intertie.cli.local_drill import span
+from intertie.cli.quickstart import ports_of
 from intertie.contracts.base import encode
 from intertie.contracts.http import Health
-from intertie.embedded.hub import read_settings
+from intertie.embedded.hub import HubPorts, read_settings
+from intertie.errors import Refused
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "README.zh.md", *sorted((ROOT / "ops").rglob("*.md"))]
@@ -174,6 +176,20 @@ def test_a_second_init_changes_what_it_names_and_keeps_the_rest(open_folder: Pat
     assert (settings.title, settings.bus_nodes) == ("ours", 3)
     wrong_hosts = CliRunner().invoke(cli, [*folder, "--bus-host", "only-one"])
     assert wrong_hosts.exit_code == 1 and read_settings(open_folder / "hub") == settings
+
+
+def test_a_quickstart_keeps_the_ports_of_its_folder_and_its_site_is_not_left_dialling_the_old_ones(tmp_path: Path) -> None:
+    assert ports_of(tmp_path, gateway=None, bus=None, database=None) == HubPorts()
+    (tmp_path / "hub.toml").write_text("[ports]\ngateway = 18480\nbus = 14222\ndatabase = 15432\n", encoding="utf-8")
+    kept = HubPorts(gateway=18480, bus=14222, database=15432)
+    assert ports_of(tmp_path, gateway=None, bus=None, database=None) == kept
+    assert ports_of(tmp_path, gateway=18481, bus=None, database=None).gateway == 18481
+    (tmp_path / "site-a").mkdir()
+    (tmp_path / "site-a/site.json").write_text("{}", encoding="ascii")
+    assert ports_of(tmp_path, gateway=18480, bus=None, database=15433).database == 15433
+    with pytest.raises(Refused) as refused:
+        ports_of(tmp_path, gateway=8480, bus=None, database=None)
+    assert refused.value.code == "quickstart.ports" and "--data" in refused.value.next_step
 
 
 def test_doctor_tells_a_hub_without_its_bus_from_a_stranger() -> None:

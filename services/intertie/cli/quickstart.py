@@ -43,7 +43,7 @@ from intertie.contracts.identity import (
 from intertie.contracts.job import JobRecord, JobSpec, JobState, SubmitReply
 from intertie.contracts.site import DeviceKind, Freshness, PoolRecord, SiteKind, SitesReply
 from intertie.contracts.usage import AgreeSpec, MeterSpec, Price, SpecsReply, Statement
-from intertie.embedded.hub import HubPorts, HubSettings, default_data_dir, init_hub
+from intertie.embedded.hub import HubPorts, HubSettings, default_data_dir, init_hub, read_settings
 from intertie.embedded.process import Child, start_child, stop_leftover
 from intertie.embedded.supervise import HubSupervisor
 from intertie.errors import Conflict, IntertieError, Refused, Unavailable
@@ -74,16 +74,32 @@ AGENT_PAUSE_S = 0.5
     "--job", "job_file", type=click.Path(path_type=Path, dir_okay=False, exists=True), default=None, help="Run this script first."
 )
 @click.option("--dare", is_flag=True, help="Then kill the bus while a job ticks, and show that nothing is lost.")
-@click.option("--port", type=click.IntRange(1, 65535), default=8480, help="Gateway port.")
-@click.option("--bus-port", type=click.IntRange(1, 65535), default=4222, help="Port of the bus.")
-@click.option("--database-port", type=click.IntRange(1, 65535), default=54329, help="Port of the database.")
-def quickstart(once: bool, data: Path | None, job_file: Path | None, dare: bool, port: int, bus_port: int, database_port: int) -> None:
+@click.option("--port", type=click.IntRange(1, 65535), default=None, help="Gateway port (8480, or what the folder has).")
+@click.option("--bus-port", type=click.IntRange(1, 65535), default=None, help="Port of the bus (4222, or what the folder has).")
+@click.option("--database-port", type=click.IntRange(1, 65535), default=None, help="Port of the database (54329, or what the folder has).")
+def quickstart(
+    once: bool, data: Path | None, job_file: Path | None, dare: bool, port: int | None, bus_port: int | None, database_port: int | None
+) -> None:
     """Everything on this machine: bus, database, services, this machine as a site, real jobs, a priced statement.
 
     Stays up until Ctrl-C; jobs and data stay for the next run.
     """
-    ports = HubPorts(gateway=port, bus=bus_port, database=database_port)
-    sys.exit(asyncio.run(Quickstart((data or default_data_dir()).absolute(), ports, job_file, dare=dare).run(once=once)))
+    folder = (data or default_data_dir()).absolute()
+    ports = ports_of(folder, gateway=port, bus=bus_port, database=database_port)
+    sys.exit(asyncio.run(Quickstart(folder, ports, job_file, dare=dare).run(once=once)))
+
+
+def ports_of(folder: Path, *, gateway: int | None, bus: int | None, database: int | None) -> HubPorts:
+    """The folder's own ports with what was named. The site there dials where it joined: once there is one, its hub stays at its ports."""
+    before = read_settings(folder).ports
+    wanted = HubPorts(gateway=gateway or before.gateway, bus=bus or before.bus, database=database or before.database)
+    if any(folder.glob("site-*/site.json")) and (wanted.gateway, wanted.bus) != (before.gateway, before.bus):
+        raise Refused(
+            "quickstart.ports",
+            f"the site in {folder} joined its hub at port {before.gateway}, bus {before.bus}: it would look for it there",
+            next_step="leave --port and --bus-port out, or take another folder: --data DIR",
+        )
+    return wanted
 
 
 class Quickstart:
