@@ -37,7 +37,8 @@ AGENTS = 1_000
 # Enough that those who ask are not what the rate is limited by, as far as two cores go.
 ASKING_PROCESSES = 2
 CONNECTIONS = 8
-IN_FLIGHT = 512
+# Each agent's one.
+IN_FLIGHT = AGENTS
 # Some twenty attempts a day at each site, of five entries each, beside beats of thirty seconds.
 ENTRY_EVERY = 50
 ROUND_S = 4.0

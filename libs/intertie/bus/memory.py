@@ -231,6 +231,10 @@ class MemoryBus:
     async def publish(self, subject: str, body: bytes, headers: Mapping[str, str] | None = None) -> None:
         self._send(Message(check(subject), body, lowered(headers or {})))
 
+    async def publish_many(self, messages: Sequence[tuple[str, bytes]]) -> None:
+        for subject, body in messages:
+            await self.publish(subject, body)
+
     def _send(self, message: Message, heard: Callable[[int], None] | None = None) -> None:
         refuse_large(message.subject, message.headers, message.body, self.broker.max_message)
         self._require_link()

@@ -20,7 +20,7 @@ from intertie.bus import jetstream, serving
 from intertie.bus.nats_consumer import NatsConsumer
 from intertie.bus.nats_session import NO_HEADERS, Credentials, NotConnected, Session, expiry_s, login_of, message_of, order
 from intertie.bus.port import Appended, ConsumerSpec, Dead, Handler, Message, StreamSpec, StreamState, Subscription
-from intertie.bus.subjects import check, lowered, matches
+from intertie.bus.subjects import check, lowered, matches, plain
 from intertie.bus.workers import put_down
 from intertie.errors import IntertieError, Unavailable
 from intertie.observe import log, metrics
@@ -285,6 +285,10 @@ class NatsBus:
     async def publish(self, subject: str, body: bytes, headers: Mapping[str, str] | None = None) -> None:
         session = self._session or self._now()
         await session.publish(check(subject), body, headers or NO_HEADERS)
+
+    async def publish_many(self, messages: Sequence[tuple[str, bytes]]) -> None:
+        session = self._session or self._now()
+        await session.publish_many([(plain(subject), body) for subject, body in messages])
 
     async def request(self, subject: str, body: bytes, *, timeout_s: float, headers: Mapping[str, str] | None = None) -> Message:
         session = self._session or self._now()

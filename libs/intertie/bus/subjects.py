@@ -22,6 +22,7 @@ INBOX = "_INBOX."
 _TOKEN = re.compile(r"[a-z0-9](?:[a-z0-9-]*[a-z0-9])?\Z")
 _PART = re.compile(r"[!-)+-\-/-=?-~]+\Z")
 """Printable ASCII without blank, `*`, `.` and `>`."""
+_PLAIN = re.compile(r"[!-)+-\-/-=?-~]+(?:\.[!-)+-\-/-=?-~]+)*\Z")
 
 
 def token(text: str, what: str = "name") -> str:
@@ -46,6 +47,11 @@ def check(subject: str, *, pattern: bool = False) -> str:
     if len(subject) > MAX_SUBJECT:
         raise Refused("bus.subject", f"a subject of {len(subject)} characters is longer than {MAX_SUBJECT}")
     return subject
+
+
+def plain(subject: str) -> str:
+    """As `check` of no pattern, for subjects that are seen once, as an inbox is."""
+    return subject if len(subject) <= MAX_SUBJECT and _PLAIN.match(subject) else check(subject)
 
 
 def matches(pattern: str, subject: str) -> bool:

@@ -13,6 +13,7 @@ from collections import Counter as Count
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import lru_cache
 from typing import TypeVar
 
 from intertie.bus.port import Bus, Message
@@ -44,7 +45,7 @@ from intertie.lane.interpreter import Interpret, Interpreter, storable
 from intertie.lane.tables import LaneTables
 from intertie.link.clocks import TRY_S
 from intertie.link.journal import InstructionMark
-from intertie.link.keeper import HEARD, NewEntry, SiteRow, Verdict, check, judge, wanted_digest, wanted_ends
+from intertie.link.keeper import HEARD, NewEntry, SiteRow, Verdict, beat, check, judge, wanted_digest, wanted_ends
 from intertie.link.site import stops_first
 from intertie.observe import log
 from intertie.observe.metrics import Counter
@@ -62,6 +63,8 @@ BACKLOG = 2_048
 TELLERS, UNTOLD = 4, 256
 # While one group is on its way to disk, the next is collected and follows it.
 GROUPS_AT_ONCE = 2
+# Where many come, a group waits a little for more, or each of them would pay for a commit of few; after a small group nobody waits.
+GATHER_S, MANY, ENOUGH = 0.01, 16, 192
 # One commit for so many syncs and bytes at most: more would hold the first of them past the sites' two seconds.
 GROUP_SYNCS = 256
 GROUP_BYTES = 8 * BATCH_BYTES
@@ -159,6 +162,11 @@ class _Faults:
         self.seen.pop(key, None)
 
 
+@lru_cache(maxsize=KNOWN_SITES)
+def _speaker(subject: str) -> SiteName:
+    return speaker(subject.split(".")[3])
+
+
 class LaneKeeper:
     """One lane of one service. `run` it in the service's task group; several copies may run beside each other."""
 
@@ -231,7 +239,7 @@ class LaneKeeper:
             self._count("foreign_reply")
             return
         try:
-            site = speaker(message.subject.split(".")[3])
+            site = _speaker(message.subject)
             sync = decode(message.body, Sync, what="sync")
             check(sync, site, self._lane)
         except Refused as err:
@@ -268,15 +276,23 @@ class LaneKeeper:
     # --- commit ---
 
     async def _commit_for_ever(self, tasks: asyncio.TaskGroup) -> None:
+        group = list[_Waiting]()
         while True:
             await self._bell.wait()
             await self._room.acquire()
+            if len(group) >= MANY:
+                await self._gather()
             self._bell.clear()
             if group := self._next_group():
                 self._in_hand.update(waiting.site for waiting in group)
                 tasks.create_task(self._keep(group), name=f"lane-{self._lane}-group")
             else:
                 self._room.release()
+
+    async def _gather(self) -> None:
+        ends_s = self._clock.monotonic_s() + GATHER_S
+        while len(self._waiting) < ENOUGH and self._clock.monotonic_s() < ends_s:
+            await asyncio.sleep(GATHER_S / 5)
 
     async def _keep(self, group: Sequence[_Waiting]) -> None:
         """One group, from its commit to its answers. Those who came meanwhile are next as soon as it is on disk."""
@@ -365,16 +381,19 @@ class LaneKeeper:
     def _beat(self, waiting: _Waiting) -> Verdict | None:
         """The verdict on an idle sync of a site whose row is known here; None: the row must be read."""
         known, sync = self._rows.get(waiting.site), waiting.sync
-        if known is None or sync.entries or not sync.at_head or self._clock.monotonic_s() - known[1] > KNOWN_S:
+        if known is None or waiting.received_s - known[1] > KNOWN_S:
             return None
         row = known[0]
-        if (row.session, row.journal, row.digest, row.place) != (sync.session, sync.journal, sync.digest_before, sync.place):
-            return None
+        # `LaneTables.beat` writes neither of these.
         if row.clocks is None or row.clocks.kernel_boot != sync.clocks.kernel_boot or row.version != sync.v:
             return None
-        verdict = judge(row, None, sync, waiting.received, epoch=self._epoch(), single=self._single)
-        idle = verdict.state is LaneState.OK and verdict.row is not None and verdict.row.at_head and not verdict.new
-        return verdict if idle and not self._faults_of(waiting.site, verdict, self._clock.monotonic_s()) else None
+        after = beat(row, sync, waiting.received, epoch=self._epoch(), single=self._single)
+        if after is None:
+            return None
+        verdict = Verdict(LaneState.OK, after.ack_through, after.safe_through, after)
+        # What is a fault, or the end of one, is written in a turn.
+        told = self._lane is Lane.REGISTRY or bool(self._faults.said)
+        return None if told and self._faults_of(waiting.site, verdict, waiting.received_s) else verdict
 
     def _know(self, verdicts: Sequence[Verdict | None], group: Sequence[_Waiting], now_s: float) -> None:
         for waiting, verdict in zip(group, verdicts, strict=True):
@@ -482,8 +501,11 @@ class LaneKeeper:
         if self._on_heard is not None:
             if rows := [verdict.row for _, verdict in said if verdict.row is not None]:
                 await self._ask("on_heard", self._on_heard(rows), None, said[0][0].received_s + ANSWER_S)
-        for waiting, verdict in said:
-            await answer(self._bus, waiting.reply, self._synced(waiting.sync, verdict, (), None, more=False))
+        made = [(waiting.reply, self._synced(waiting.sync, verdict, (), None, more=False)) for waiting, verdict in said]
+        try:
+            await self._bus.publish_many(made)
+        except IntertieError as err:
+            LOG.info("answers were not sent", lane=self._lane.value, count=len(made), code=err.code)
 
     async def _finish(self, item: tuple[_Waiting, Verdict]) -> None:
         """One answer with all its parts."""

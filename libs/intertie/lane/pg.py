@@ -85,25 +85,25 @@ class PgLaneTables:
         return frozenset(SiteName(row["site"]) for row in kept)
 
     async def site(self, lane: Lane, site: SiteName) -> SiteRow | None:
-        async with self._db.transaction(read_only=True) as tx:
+        async with self._db.statement() as tx:
             row = await tx.one(Q.lane_rows_read, lane, site)
             return _row(row) if row else None
 
     async def sites(self, lane: Lane) -> Sequence[SiteRow]:
-        async with self._db.transaction(read_only=True) as tx:
+        async with self._db.statement() as tx:
             return [_row(row) for row in await tx.all(Q.lane_rows_read, lane, None)]
 
     async def highest_epoch_told(self) -> int:
-        async with self._db.transaction(read_only=True) as tx:
+        async with self._db.statement() as tx:
             row = await tx.one(Q.lane_epoch_told)
             return int(row["told"]) if row else 0
 
     async def sites_with_open_entries(self, lane: Lane) -> Sequence[SiteName]:
-        async with self._db.transaction(read_only=True) as tx:
+        async with self._db.statement() as tx:
             return [SiteName(row["site"]) for row in await tx.all(Q.lane_open_sites, lane)]
 
     async def open_entries(self, lane: Lane, site: SiteName, limit: int) -> Sequence[LaneEntry]:
-        async with self._db.transaction(read_only=True) as tx:
+        async with self._db.statement() as tx:
             return [
                 LaneEntry(
                     site=SiteName(row["site"]),

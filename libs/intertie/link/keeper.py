@@ -132,7 +132,7 @@ def check(sync: Sync, site: SiteName, lane: Lane) -> None:
     names = (sync.session, sync.journal, sync.place, sync.clocks.kernel_boot)
     if max(map(len, names)) > NAME_LENGTH or len(sync.running or ()) > MOST_RUNNING or sum(map(len, sync.running or ())) > SYNC_BYTES // 2:
         raise Refused("link.too_long", f"site {site} names itself or what runs there in more than {NAME_LENGTH} characters each")
-    size = sum(len(bytes(entry)) for entry in sync.entries)
+    size = sum(len(bytes(entry)) for entry in sync.entries) if sync.entries else 0
     if len(sync.entries) > BATCH_ENTRIES or size > SYNC_BYTES:
         raise Refused(
             "link.too_large", f"site {site} sent {len(sync.entries)} entries of {size} bytes, at most {BATCH_ENTRIES} of {SYNC_BYTES}"
@@ -204,6 +204,19 @@ def judge(
     if row is not None and _contested(row.moves, received):
         return _stands(LaneState.CONTESTED, row, sync, received, "ten minutes after the last change of place this agent goes on")
     return _judge_content(row, stored, sync, received, epoch, single, ends)
+
+
+def beat(row: SiteRow, sync: Sync, received: datetime, *, epoch: int, single: bool) -> SiteRow | None:
+    """The row after an idle sync that goes on exactly where `row` ends, which `judge` too would call OK; None: ask `judge`. Most syncs are such."""
+    if sync.entries or not sync.at_head or sync.first_seq != row.ack_through + 1 or sync.digest_before != row.digest:
+        return None
+    if sync.session != row.session or sync.journal != row.journal or sync.place != row.place or sync.nonce <= row.last_nonce:
+        return None
+    if row.state is not LaneState.OK or row.heard == 0 or sync.v > LINK_VERSION or sync.instruction_epoch > epoch:
+        return None
+    if _contested(row.moves, received):
+        return None
+    return _heard(row, sync, received, row.ack_through, row.digest, single, LaneState.OK)
 
 
 def _judge_content(

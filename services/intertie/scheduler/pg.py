@@ -255,6 +255,8 @@ class PgSchedulerStore:
     # --- instructions ------------------------------------------------------------------------------------------------------------------------
 
     async def orders(self, site: SiteName, mark: tuple[int, int]) -> list[OpenOrder]:
+        if not await self.owed([site]):
+            return []
         async with self.db.transaction() as tx:
             numbers = await tx.all(Q.orders_open, site)
             if not numbers:
