@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from tests.sim.mutants import EDGES, LATER, MUTANTS, ROWS, SAME, Mutant, witnesses
+from tests.sim.mutants import BREAKS, EDGES, LATER, MUTANTS, ROWS, SAME, Mutant, witnesses
 from tests.sim.mutants.money import a_cancel_voids_the_charge
 
 from intertie.sim.__main__ import main
@@ -70,7 +70,20 @@ SEEN = witnesses()
 def test_a_mutant_is_caught_within_its_seeds(mutant: Mutant) -> None:
     caught = mutant.first_seen(SEEN.get(mutant.name, []))
     assert caught is not None, f"{mutant.name} was not seen by {SEEN.get(mutant.name)}: python -m tests.sim.mutants.search {mutant.name}"
-    print(f"{mutant.row:<90} {caught[0]:>10}  {caught[1].violations[0][:100]}")
+    print(f"{mutant.row:<90} {caught[0]:>10}  {caught[1][:100]}")
+
+
+@pytest.mark.parametrize("file", sorted((HERE / "scenarios" / "mutants").glob("*.json")), ids=lambda file: file.stem)
+def test_the_product_holds_where_a_mutant_fails(file: Path) -> None:
+    assert file.stem in {mutant.name for mutant in MUTANTS}, "a scenario of no mutant"
+    outcome = run(read_scenario(file))
+    assert not outcome.violations, str(outcome)
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_a_mutant_breaks_what_its_row_of_the_table_says(mutant: Mutant) -> None:
+    if mutant.row in BREAKS:
+        assert mutant.invariants <= set(BREAKS[mutant.row].split(", ")), f"the table says {BREAKS[mutant.row]}"
 
 
 def test_each_row_of_the_links_table_is_a_mutant_that_is_caught_or_says_why_not() -> None:

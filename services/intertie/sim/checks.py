@@ -126,6 +126,17 @@ def unsettled(world: World) -> str:
     return ""
 
 
+def stalled(world: World) -> Iterator[str]:
+    """4: long after faults have stopped each instruction that was handed out has its answer, and each lane is at its head."""
+    for name in world.scheduler_disk.attempt_rows:
+        if orders := _open_orders(world.scheduler_disk, name):
+            yield f"invariant 4: {name} has instructions without an answer: {orders}"
+    for host in world.hosts.values():
+        for lane, on_disk in ((Lane.SCHEDULER, world.scheduler_disk), (Lane.METERING, world.metering_disk)):
+            if text := _lane_unsettled(host, lane, on_disk):
+                yield f"invariant 4: {text}"
+
+
 def _open_orders(store: SchedulerDisk, name: str) -> list[str]:
     row = next(row for key, row in store.attempt_rows.items() if key == name)
     cancelled = store.jobs[row.record.job].cancel is not None
@@ -143,12 +154,18 @@ def _site_unsettled(host: Host, store: SchedulerDisk, books: MeteringDisk) -> st
     if agent.site.books.holds.holder:
         return f"devices of {host.site} have holders: {agent.site.books.holds.holder}"
     for lane, on_disk in ((Lane.SCHEDULER, store), (Lane.METERING, books)):
-        row = MemoryLaneTables(on_disk).row(lane, host.site)
-        head = _lane_row(host, lane)[0] - 1
-        if row is None or (row.ack_through, row.interpreted_through) != (head, head) or not row.at_head:
-            told = f"{row.ack_through} acknowledged, {row.interpreted_through} interpreted, at head {row.at_head}" if row else "nothing"
-            return f"lane {lane} of {host.site} ends at {head}, its keeper has {told}"
+        if text := _lane_unsettled(host, lane, on_disk):
+            return text
     return ""
+
+
+def _lane_unsettled(host: Host, lane: Lane, on_disk: SchedulerDisk | MeteringDisk) -> str:
+    row = MemoryLaneTables(on_disk).row(lane, host.site)
+    head = _lane_row(host, lane)[0] - 1
+    if row is not None and (row.ack_through, row.interpreted_through) == (head, head) and row.at_head:
+        return ""
+    told = f"{row.ack_through} acknowledged, {row.interpreted_through} interpreted, at head {row.at_head}" if row else "nothing"
+    return f"lane {lane} of {host.site} ends at {head}, its keeper has {told}"
 
 
 def _lane_row(host: Host, lane: Lane) -> tuple[int, str, int, str]:

@@ -12,7 +12,7 @@ import msgspec
 
 from intertie.sim.runs import read_scenario
 from intertie.sim.scenario import Scenario, Work, draw
-from intertie.sim.world import Outcome, run
+from intertie.sim.world import run
 
 SCENARIOS = Path(__file__).parents[1] / "scenarios" / "mutants"
 WITNESSES = Path(__file__).with_name("witnesses.txt")
@@ -91,8 +91,9 @@ def all_queues(scenario: Scenario) -> Scenario:
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """`row`: in the words of the link's table, or of the plain dozen. `breaks`: numbers of the invariants that must see it. `only`: kinds of
-    fault to which its storms are narrowed; none: all. A scenario of its name among the files comes before any seed."""
+    """`row`: in the words of the link's table, or of the plain dozen. `breaks`: numbers of the invariants one of which must see it, with commas
+    between; what else a faulty product runs into (an assertion of its own, a run that never settles) is no sight of it. `only`: kinds of fault to
+    which its storms are narrowed; none: all. A scenario of its name among the files comes before any seed."""
 
     make: Callable[[], AbstractContextManager[None]]
     row: str
@@ -108,26 +109,33 @@ class Mutant:
     def file(self) -> Path:
         return SCENARIOS / f"{self.name}.json"
 
+    @property
+    def invariants(self) -> frozenset[str]:
+        return frozenset(number.strip() for number in self.breaks.split(","))
+
     def scenario(self, seed: int) -> Scenario:
         return self.shape(draw(seed, self.only))
 
-    def caught_by(self, seed: int) -> Outcome | None:
-        """The outcome if this seed sees it."""
+    def sight(self, scenario: Scenario) -> str:
+        """The violation by which this scenario sees it, of an invariant that it breaks; empty if none does."""
         with self.make():
-            outcome = run(self.scenario(seed))
-        return outcome if outcome.violations else None
+            outcome = run(scenario)
+        return next((text for text in outcome.violations if invariant_of(text) in self.invariants), "")
 
-    def first_seen(self, seeds: Sequence[int]) -> tuple[str, Outcome] | None:
+    def first_seen(self, seeds: Sequence[int]) -> tuple[str, str] | None:
         """What sees it first, by name, and how."""
-        if self.file.exists():
-            with self.make():
-                outcome = run(read_scenario(self.file))
-            if outcome.violations:
-                return self.file.name, outcome
+        if self.file.exists() and (text := self.sight(read_scenario(self.file))):
+            return self.file.name, text
         for seed in seeds:
-            if found := self.caught_by(seed):
-                return f"seed {seed}", found
+            if text := self.sight(self.scenario(seed)):
+                return f"seed {seed}", text
         return None
+
+
+def invariant_of(violation: str) -> str:
+    """The number of the invariant that a violation names; empty if it names none."""
+    head = violation.partition(":")[0]
+    return head.removeprefix("invariant ") if head.startswith("invariant ") else ""
 
 
 def witnesses() -> dict[str, list[int]]:
