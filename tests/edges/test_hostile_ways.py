@@ -400,6 +400,23 @@ async def test_no_name_in_a_sync_is_longer_than_a_name(hub: Hub, thief: Member, 
     assert (await victim[Lane.SCHEDULER].speak()).state is LaneState.OK
 
 
+async def test_a_site_that_has_later_settings_than_the_hub_gets_newer_ones_all_the_same(hub: Hub, thief: Member) -> None:
+    """A restored hub forgot how far it had counted: what it says from then on must not be taken for old. A lie gets no further than its number."""
+    lane = thief[Lane.SCHEDULER]
+
+    async def told(has: int) -> int:
+        return (await lane.speak(settings_revision=has)).settings_revision
+
+    async def known() -> bool:
+        return await told(0) > 0
+
+    await until(known, "the settings come")
+    assert await told(50) == 51
+    assert await told(51) == 0
+    assert [await told(has) for has in (2**60, 2**53 + 1)] == [0, 0]
+    assert await told(0) == 51
+
+
 # --- periods, pauses, conditions -----------------------------------------------------------------------------------------------------------------
 
 

@@ -466,6 +466,13 @@ async def test_settings_get_a_revision_per_content_and_two_copies_never_take_tur
     assert later is not None and (later.number, later.at) == (5, T0 + timedelta(seconds=130))
 
 
+async def test_settings_pass_a_revision_that_a_restore_made_forget(store: SchedulerStore) -> None:
+    """The site has one from before: the same content gets a number above it, once, and who is behind still says nothing."""
+    told = [("a", 5, 0), ("a", 5, 7), ("a", 5, 7), ("a", 5, 8), ("b", 4, 20), ("a", 5, 0)]
+    made = [await store.settings_revision(SITE, Digest(content), known, T0, above=above) for content, known, above in told]
+    assert [revision.number if revision else None for revision in made] == [1, 8, 8, 8, None, 8]
+
+
 # --- ways out ------------------------------------------------------------------------------------------------------------------------------------
 
 

@@ -359,13 +359,14 @@ class MemorySchedulerStore(MemoryStore):
                 actor=grant.set_by, action="grant.set", target=where, reason=f"devices {grant.devices}, until {grant.valid_until:%F}"
             )
 
-    async def settings_revision(self, site: SiteName, content: Digest, known: int, now: datetime) -> Revision | None:
+    async def settings_revision(self, site: SiteName, content: Digest, known: int, now: datetime, *, above: int = 0) -> Revision | None:
         async with self.transaction():
             held = self.revisions.get(site)
             if held is None:
-                self.revisions[site] = (Revision(1, now), content, known)
-            elif held[1] != content:
-                if known < held[2] or (known == held[2] and now - held[0].at < SETTLED_CONTENT):
-                    return None
-                self.revisions[site] = (Revision(held[0].number + 1, now), content, known)
+                held = self.revisions[site] = (Revision(1, now), content, known)
+            same = held[1] == content
+            if not same and (known < held[2] or (known == held[2] and now - held[0].at < SETTLED_CONTENT)):
+                return None
+            if not same or held[0].number < above:
+                self.revisions[site] = (Revision(max(held[0].number, above) + 1, now), content, known)
             return self.revisions[site][0]

@@ -345,17 +345,19 @@ class PgSchedulerStore:
                 actor=grant.set_by, action="grant.set", target=where, reason=f"devices {grant.devices}, until {grant.valid_until:%F}"
             )
 
-    async def settings_revision(self, site: SiteName, content: Digest, known: int, now: datetime) -> Revision | None:
+    async def settings_revision(self, site: SiteName, content: Digest, known: int, now: datetime, *, above: int = 0) -> Revision | None:
         async with self.db.transaction() as tx:
             await tx.run(Q.settings_lock, site, content, known, now)
             row = await tx.one(Q.settings_load, site)
             assert row is not None, "it was made just now, if it was not there"
-            if row["content"] == content:
+            same = row["content"] == content
+            if same and row["revision"] >= above:
                 return Revision(row["revision"], row["made_at"])
-            if known < row["known"] or (known == row["known"] and now - row["made_at"] < SETTLED_CONTENT):
+            if not same and (known < row["known"] or (known == row["known"] and now - row["made_at"] < SETTLED_CONTENT)):
                 return None
-            await tx.run(Q.settings_next, site, row["revision"] + 1, content, known, now)
-            return Revision(row["revision"] + 1, now)
+            number = max(row["revision"], above) + 1
+            await tx.run(Q.settings_next, site, number, content, known, now)
+            return Revision(number, now)
 
 
 # --- writing one change ----------------------------------------------------------------------------------------------------------------------

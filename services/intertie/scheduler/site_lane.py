@@ -61,6 +61,8 @@ T = TypeVar("T")
 SPECS_SENT, SPEC_BYTES = 8, 64 * 1024
 # One instruction fits an answer of its own up to three batches.
 OFFER_BYTES = 3 * BATCH_BYTES
+# Of settings: a site that says it has a later one than could ever be made gets none.
+MOST_REVISION = 2**53
 SIGNER = "scheduler"
 TELEMETRY_BEAT_S = 1.0
 LANE_BEAT_S = 5.0
@@ -231,7 +233,7 @@ class SiteLane:
 
     def _settled(self, site: SiteName, has: int) -> bool:
         made = self._made.get(site)
-        return made is not None and has >= made.revision.number and made.stamp == self._knowledge.stamp(site)
+        return made is not None and (has == made.revision.number or has > MOST_REVISION) and made.stamp == self._knowledge.stamp(site)
 
     async def instructions(self, site: SiteName, mark: InstructionMark) -> Sequence[Instruction]:
         """Everything that the site is owed and has not answered. Nothing of it starts anything before the site is at head and all that it said is
@@ -346,8 +348,9 @@ class SiteLane:
         settings, known, stamp = self._settings(site), self._knowledge.knows(site), self._knowledge.stamp(site)
         content = digest(encode(settings))
         held = self._made.get(site)
-        if held is None or held.content != content:
-            revision = await self._store.settings_revision(site, content, known, self._clock.now())
+        ahead = has if has <= MOST_REVISION else 0
+        if held is None or held.content != content or ahead > held.revision.number:
+            revision = await self._store.settings_revision(site, content, known, self._clock.now(), above=ahead)
             if revision is None:
                 return None
         else:

@@ -207,9 +207,11 @@ class SchedulerStore(Protocol):
         """Numbered here; `devices` 0 takes it away. `Refused` if the site has no room for one more; what has ended makes room."""
         ...
 
-    async def settings_revision(self, site: SiteName, content: Digest, known: int, now: datetime) -> Revision | None:
+    async def settings_revision(self, site: SiteName, content: Digest, known: int, now: datetime, *, above: int = 0) -> Revision | None:
         """The revision of a site's settings with this content. A new content gets the next number if it comes from who knows as much as whoever
-        made the last one, or more (`known`: a sum of versions, which only rises); None from who is behind: two copies never take turns."""
+        made the last one, or more (`known`: a sum of versions, which only rises); None from who is behind: two copies never take turns.
+
+        `above`: the revision that the site has. One that a restore made this service forget is passed, or nothing newer would ever be taken."""
         ...
 
     async def epoch(self) -> int: ...
