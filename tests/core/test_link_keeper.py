@@ -14,7 +14,7 @@ from intertie.contracts.link import LINK_VERSION, OLDEST_VERSION, JournalOpened,
 from intertie.errors import Refused
 from intertie.ids import JournalId, SiteName
 from intertie.link.journal import first_digest
-from intertie.link.keeper import SiteRow, Verdict, check, judge, wanted_digest
+from intertie.link.keeper import SiteRow, Verdict, beat, check, judge, wanted_digest
 
 OK, BEHIND, BUSY = LaneState.OK, LaneState.BEHIND, LaneState.BUSY
 FORKED, SUPERSEDED = LaneState.FORKED, LaneState.SUPERSEDED
@@ -350,3 +350,37 @@ def test_a_state_says_since_when() -> None:
     assert second is not None and second.state_since == NOON + timedelta(minutes=1)
     over = judge(second, None, sync(11, 12, nonce=8), NOON + timedelta(minutes=3), epoch=1, single=True).row
     assert over is not None and (over.state, over.state_since) == (OK, NOON + timedelta(minutes=3))
+
+
+# --- an idle sync by one look ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.known is not None], ids=lambda case: case.about)
+def test_one_look_at_an_idle_sync_never_says_more_than_the_ladder(case: Case) -> None:
+    assert case.known is not None
+    after = beat(case.known, case.said, RECEIVED, epoch=1, single=True)
+    said = verdict(case.known, case.said)
+    assert after is None or (said.state, said.row, list(said.new), said.ack_through) == (OK, after, [], after.ack_through)
+
+
+@pytest.mark.parametrize("single", [True, False])
+@pytest.mark.parametrize("running", [None, [], ["att-1"]])
+def test_one_look_is_enough_for_an_idle_lane_at_head(single: bool, running: list[str] | None) -> None:
+    said = msgspec.structs.replace(sync(11, 10), running=running)
+    after = beat(row(10), said, RECEIVED, epoch=1, single=single)
+    assert after is not None
+    assert after == verdict(row(10), said, single=single).row
+
+
+@pytest.mark.parametrize(
+    "known",
+    [
+        replace(row(10), state=CONTESTED),
+        replace(row(10), heard=0),
+        replace(row(10), moves=(NOON, NOON, NOON)),
+        replace(row(10), place="elsewhere"),
+    ],
+    ids=["a lane that stands still", "a site of which nothing was believed", "two agents that take turns", "another place"],
+)
+def test_one_look_is_not_enough_for(known: SiteRow) -> None:
+    assert beat(known, sync(11, 10), RECEIVED, epoch=1, single=True) is None

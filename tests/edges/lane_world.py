@@ -17,7 +17,7 @@ from intertie.clock import Clock, SystemClock
 from intertie.contracts.link import EntryBase, Instruction, Lane, SettingsApplied, Stop, Sync, Synced
 from intertie.errors import Refused
 from intertie.ids import AttemptId, InstructionId, JobId, JournalId, SessionId, SiteName
-from intertie.lane.keeper import LaneKeeper, SettingsFor
+from intertie.lane.keeper import LaneKeeper, Quiet, SettingsFor
 from intertie.lane.site import SiteLane, listen_for_nudges
 from intertie.lane.tables import LaneEntry, LaneTables
 from intertie.link.journal import InstructionMark, Journal, NextSeq
@@ -85,7 +85,13 @@ class Service:
 
 @asynccontextmanager
 async def kept(
-    bus: Bus, service: Service, *, settings: SettingsFor | None = None, single: bool = True, clock: Clock = CLOCK
+    bus: Bus,
+    service: Service,
+    *,
+    settings: SettingsFor | None = None,
+    quiet: Quiet | None = None,
+    single: bool = True,
+    clock: Clock = CLOCK,
 ) -> AsyncIterator[LaneKeeper]:
     """A running keeper."""
     keeper = LaneKeeper(
@@ -96,6 +102,7 @@ async def kept(
         interpret=service.interpret,
         instructions=service.instructions,
         settings=settings,
+        quiet=quiet,
         on_heard=service.on_heard,
         lease_s=60,
         single=single,

@@ -84,6 +84,22 @@ async def test_what_is_published_reaches_every_subscriber_but_one_of_a_queue_gro
     await until(lambda: len(all_of_it) == 2 and len(shared) == 1, "two subscribers and one of the group")
 
 
+async def test_many_that_are_published_at_once_arrive_in_order(clients: Clients) -> None:
+    one, two = await clients("one"), await clients("two")
+    heard: list[tuple[str, bytes]] = []
+    listening = await two.listen("a.*", lambda message: heard.append((message.subject, message.body)))
+    assert await two.alive()
+    said = [(f"a.{number}", b"x" * number) for number in range(300)]
+    await one.publish_many(said)
+    await until(lambda: len(heard) == len(said), "all of them")
+    assert heard == said
+    with pytest.raises(Refused):
+        await one.publish_many([("not a subject", b"")])
+    with pytest.raises(Refused, match="more than"):
+        await one.publish_many([("a.large", b"x" * (2 << 20))])
+    await listening.close()
+
+
 async def test_header_names_arrive_in_lower_case_whatever_was_sent(clients: Clients) -> None:
     bus = await clients("one")
     got: list[Message] = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -347,6 +347,46 @@ async def test_without_its_service_an_answer_still_acknowledges(world: World) ->
     world.service.on_heard = away  # type: ignore[assignment,method-assign]  # the service under test is this function
     async with kept(world.hub, world.service):
         found = await ask(world.account(A), first_sync())
+    assert (found.state, found.instructions) == (LaneState.OK, [])
+
+
+async def test_idle_sites_to_whom_nothing_need_be_said_are_asked_for_at_once_and_not_singly(world: World) -> None:
+    asked: list[Mapping[SiteName, int]] = []
+
+    async def quiet(sites: Mapping[SiteName, int]) -> Collection[SiteName]:
+        asked.append(sites)
+        return sites.keys() - {B}
+
+    world.service.open[B] = [settle(1)]
+    async with kept(world.hub, world.service, quiet=quiet):
+        one, other = await ask(world.account(A), first_sync(A)), await ask(world.account(B), first_sync(B))
+    assert (one.state, one.instructions, other.state, len(other.instructions)) == (LaneState.OK, [], LaneState.OK, 1)
+    assert asked == [{A: 0}, {B: 0}]
+    assert len(world.service.marks) == 1, "only the second site's instructions were read"
+    assert [row.site for row in world.service.heard] == [A, B]
+
+
+async def test_a_site_with_news_is_asked_for_singly_however_quiet_it_was(world: World) -> None:
+    async def quiet(sites: Mapping[SiteName, int]) -> Collection[SiteName]:
+        return sites.keys()
+
+    site = world.site()
+    async with kept(world.hub, world.service, quiet=quiet), joined(site):
+        await site.write(1)
+        await site.lane.flush(5)
+        assert world.service.said == {A: [1]}
+        assert world.service.marks, "an entry may be what an instruction waited for"
+
+
+@pytest.mark.parametrize("hangs", [True, False])
+async def test_a_service_that_cannot_say_who_is_quiet_does_not_keep_the_answer(world: World, hangs: bool) -> None:
+    async def quiet(_: Mapping[SiteName, int]) -> Collection[SiteName]:
+        if hangs:
+            await asyncio.get_running_loop().create_future()
+        raise Unavailable("store.unavailable", "away")
+
+    async with kept(world.hub, world.service, quiet=quiet):
+        found = await ask(world.account(A), first_sync(), timeout_s=TRY_S)
     assert (found.state, found.instructions) == (LaneState.OK, [])
 
 

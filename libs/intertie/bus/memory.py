@@ -273,7 +273,6 @@ class MemoryBus:
         return Message(subject, reply.body, reply.headers)
 
     async def listen(self, subject: str, take: Callable[[Message], None], queue: str = "") -> Subscription:
-        """The primitive under `subscribe` and `serve`."""
         listener = _Listener(self, check(subject, pattern=True), take, queue)
         self.broker.listen(listener)
         return listener

@@ -295,7 +295,7 @@ class NatsBus:
         return await session.request(check(subject), body, timeout_s=timeout_s, headers=headers or NO_HEADERS)
 
     async def listen(self, subject: str, take: Callable[[Message], None], queue: str = "") -> Subscription:
-        """The primitive under `subscribe` and `serve`; in force after the next barrier."""
+        """In force after the next barrier, which `subscribe` and `serve` wait for."""
         listening = _Listening(self, check(subject, pattern=True), take, queue)
         self._listenings.append(listening)
         session = self._session

@@ -115,6 +115,10 @@ class Bus(Protocol):
         """One answer, or `Unavailable`: `bus.timeout` (maybe done) or `bus.no_responder` (nobody was there)."""
         ...
 
+    async def listen(self, subject: str, take: Callable[[Message], None], queue: str = "") -> Subscription:
+        """The primitive under `subscribe` and `serve`: call `take` (quick, never raising) for each message, as it arrives."""
+        ...
+
     async def subscribe(self, subject: str, handler: Handler, *, queue: str = "", workers: int = 1, backlog: int = 1_000) -> Subscription:
         """Call `handler` for each message, `workers` at once; when `backlog` is full the oldest is dropped and counted."""
         ...

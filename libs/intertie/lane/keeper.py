@@ -64,7 +64,7 @@ TELLERS, UNTOLD = 4, 256
 # While one group is on its way to disk, the next is collected and follows it.
 GROUPS_AT_ONCE = 2
 # Where many come, a group waits a little for more, or each of them would pay for a commit of few; after a small group nobody waits.
-GATHER_S, MANY, ENOUGH = 0.01, 16, 192
+GATHER_S, MANY, ENOUGH = 0.006, 16, 192
 # One commit for so many syncs and bytes at most: more would hold the first of them past the sites' two seconds.
 GROUP_SYNCS = 256
 GROUP_BYTES = 8 * BATCH_BYTES
@@ -211,10 +211,10 @@ class LaneKeeper:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._interpreter.run(), name=f"lane-{self._lane}-interpret")
             group.create_task(self._commit_for_ever(group), name=f"lane-{self._lane}-commit")
-            # `_on_sync` never waits: one worker takes in all.
-            subscription = await self._bus.subscribe(
-                sync_subject("*", self._lane), self._on_sync, queue=f"lane-{self._lane}", workers=1, backlog=BACKLOG
-            )
+            # Nothing waits in between: of each site only the latest sync is kept (`_admit`).
+            subscription = await self._bus.listen(sync_subject("*", self._lane), self._take, f"lane-{self._lane}")
+            # The server knows of it from here on, if there is one.
+            await self._bus.alive()
             self.listening.set()
             try:
                 await asyncio.get_running_loop().create_future()
@@ -233,7 +233,14 @@ class LaneKeeper:
 
     # --- in ---
 
-    async def _on_sync(self, message: Message) -> None:
+    def _take(self, message: Message) -> None:
+        try:
+            self._on_sync(message)
+        except Exception:
+            self._count("failed")
+            LOG.exception("a sync could not be taken in", lane=self._lane.value, subject=message.subject)
+
+    def _on_sync(self, message: Message) -> None:
         if not message.reply.startswith((SERVICE_IMPORT, INBOX)):
             # A client may name any subject as the reply of a request that it is allowed to make.
             self._count("foreign_reply")
@@ -280,19 +287,14 @@ class LaneKeeper:
         while True:
             await self._bell.wait()
             await self._room.acquire()
-            if len(group) >= MANY:
-                await self._gather()
+            if len(group) >= MANY and len(self._waiting) < ENOUGH:
+                await asyncio.sleep(GATHER_S)
             self._bell.clear()
             if group := self._next_group():
                 self._in_hand.update(waiting.site for waiting in group)
                 tasks.create_task(self._keep(group), name=f"lane-{self._lane}-group")
             else:
                 self._room.release()
-
-    async def _gather(self) -> None:
-        ends_s = self._clock.monotonic_s() + GATHER_S
-        while len(self._waiting) < ENOUGH and self._clock.monotonic_s() < ends_s:
-            await asyncio.sleep(GATHER_S / 5)
 
     async def _keep(self, group: Sequence[_Waiting]) -> None:
         """One group, from its commit to its answers. Those who came meanwhile are next as soon as it is on disk."""

@@ -41,9 +41,10 @@ HEARD = (LaneState.OK, LaneState.BEHIND)
 MOST_EPOCH = 1_000_000_000
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SiteRow:
-    """What a keeper has on disk of one site's journal on one lane."""
+    """What a keeper has on disk of one site's journal on one lane. Nobody writes into one: it is not frozen because making so many fields frozen
+    costs a fifth of an idle sync."""
 
     site: SiteName
     lane: Lane
