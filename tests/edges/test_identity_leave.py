@@ -221,3 +221,23 @@ async def test_a_revoked_site_cannot_leave_nor_one_for_another(world: World) -> 
     await world.identity.revoke_site(A, actor="ops", reason="stolen")
     with pytest.raises(Unauthenticated):
         await leave(world, leaving(site))
+
+
+async def test_a_word_of_leaving_said_again_after_the_site_came_back_sends_nobody_away(world: World) -> None:
+    """Neither by the keys of before, which never come back, nor by the new ones, which did not sign it."""
+    site = Site(A)
+    await world.join(site)
+    said = leaving(site)
+    async with keepers(world.layout):
+        await leave(world, said)
+    back = Site(A)
+    back.key = site.key
+    with pytest.raises(Conflict) as refused:
+        await world.join(back)
+    assert refused.value.code == "identity.key_revoked"
+    again = Site(A)
+    await world.join(again)
+    with pytest.raises(Unauthenticated):
+        await leave(world, said)
+    known = await world.identity.store.site(A)
+    assert known is not None and not known.revoked and known.receipt is None

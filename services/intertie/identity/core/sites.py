@@ -148,6 +148,9 @@ def join(invitation: Invitation, known: SiteAccount | None, request: JoinSite, *
         )
     if request.signing_key in known.revoked_keys:
         raise Conflict("identity.key_revoked", "this signing key was revoked and never comes back", next_step="let the agent make new keys")
+    if known.receipt is not None and request.site_key == known.site_key:
+        # Whoever kept its word of leaving could say it again.
+        raise Conflict("identity.key_revoked", "the site left by this key, which never comes back", next_step="let the agent make new keys")
     return msgspec.structs.replace(
         known,
         title=invitation.title,
