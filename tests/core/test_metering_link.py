@@ -328,6 +328,13 @@ def test_a_grant_is_an_attribution_for_its_tenant_site_and_kind_only(what: Segme
     assert judged.suspense == reason
 
 
+def test_an_allowance_says_nothing_of_what_the_hub_itself_offered() -> None:
+    """By an old one a site would choose another agreement for it, and any beginning."""
+    offered = record()
+    (judged,) = judge([come(granted(-5 * 86_400, -5 * 86_400 + 6, of=offered))], snapshot(offered), KEYS, TRUST.scheduler_keys, verify)
+    assert judged.suspense == Reason.RECORD_MISMATCH
+
+
 def test_islanded_work_is_priced_by_the_agreement_that_its_allowance_names() -> None:
     dearer = spec(revision=2, prices=[Price(kind=DeviceKind.SLOT, per_hour=Decimal(60))])
     result = reckoned([come(granted(0, 6))], TAKEN_IN, specs=[spec(), dearer])

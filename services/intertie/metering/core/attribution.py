@@ -198,7 +198,8 @@ def _place(
     if record is None:
         return Reason.ATTEMPT_UNKNOWN
     if isinstance(word, IslandedGrant):
-        same = (word.tenant, word.site, word.kind) == (record.tenant, record.site, record.kind)
+        # An allowance says nothing of what the hub itself offered: by an old one that would have another price, and any beginning.
+        same = record.islanded_submit and (word.tenant, word.site, word.kind) == (record.tenant, record.site, record.kind)
     else:
         told = (word.tenant, word.job, word.site, word.pool, word.spec, word.spec_revision)
         same = told == (record.tenant, record.job, record.site, record.pool, record.spec, record.spec_revision)
