@@ -297,6 +297,101 @@ async def test_a_lost_supervisor_leaves_the_end_unknown_and_nobody_pays(machine:
     assert end.ran_us >= 900_000
 
 
+async def lost(machine: ProcessAdapter, work: Attempt) -> None:
+    """Its supervisor, killed, and seen gone."""
+    who = machine._supervisor(work.id)
+    assert who is not None and procs.send(who, signal.SIGKILL)
+    await procs.gone(who)
+
+
+async def test_a_stop_whose_supervisor_is_killed_in_the_grace_is_carried_out_by_the_agent(machine: ProcessAdapter) -> None:
+    """The supervisor has said TERM, and dies before it could kill what ignores that: nobody else would ever end it."""
+    word = f"orphan-{os.getpid()}-{id(machine)}"
+    work = attempt(STUBBORN.format(python=PYTHON, word=word, then="time.sleep(300)"))
+    await run(machine, work)
+    await until(lambda: len(marked(word)) >= 3, "the daemons are up")
+    await machine.stop(work.id, 1)
+    await lost(machine, work)
+    assert len(marked(word)) >= 3, "all of it ignores TERM"
+    end = await asyncio.wait_for(machine.ended(work), 30)
+    assert (end.certain, end.stopped_for) == (True, "asked")
+    assert marked(word) == [] and marked(str(machine.home(work.id))) == []
+
+
+async def test_a_stop_that_comes_after_the_supervisor_was_killed_reaches_daemons_too(machine: ProcessAdapter) -> None:
+    word = f"orphan-{os.getpid()}-{id(machine)}"
+    work = attempt(STUBBORN.format(python=PYTHON, word=word, then="time.sleep(300)"))
+    await run(machine, work)
+    await until(lambda: len(marked(word)) >= 3, "the daemons are up")
+    await lost(machine, work)
+    ending = asyncio.create_task(machine.ended(work))
+    await until(lambda: work.id in machine._orphans, "the agent follows it")
+    await machine.stop(work.id, 0)
+    assert (await asyncio.wait_for(ending, 30)).stopped_for == "asked" and marked(word) == []
+
+
+async def test_a_stop_without_supervisor_is_carried_out_by_an_agent_that_was_started_again(short_folder: Path) -> None:
+    first = ProcessAdapter(short_folder / "jobs")
+    word = f"again-{os.getpid()}-{id(first)}"
+    work = attempt(STUBBORN.format(python=PYTHON, word=word, then="time.sleep(300)"))
+    await run(first, work)
+    await until(lambda: len(marked(word)) >= 3, "the daemons are up")
+    await first.stop(work.id, 0)
+    await lost(first, work)
+    end = await asyncio.wait_for(ProcessAdapter(short_folder / "jobs").ended(work), 30)
+    assert not marked(word) and end.stopped_for in ("asked", None)
+
+
+LIMITS = [
+    ("wall_limit", {"wall_s": 2}, None),
+    ("lease_ended", {"lease_s": 60}, lambda: lease(2)),
+]
+
+
+@pytest.mark.parametrize(("why", "fields", "told"), LIMITS, ids=[row[0] for row in LIMITS])
+async def test_limits_hold_for_work_whose_supervisor_is_gone(
+    plain: ProcessAdapter, why: str, fields: dict[str, object], told: object
+) -> None:
+    work = attempt("trap '' TERM\nwhile :; do sleep 0.1; done\n", **fields)  # type: ignore[arg-type]  # fields by name
+    await plain.prepare(work, None)
+    if callable(told):
+        await plain.renew(work.id, told())
+    spec_file = plain.home(work.id) / "spec.json"
+    spec_file.write_text(json.dumps(json.loads(spec_file.read_text()) | {"grace_s": 0.3}))
+    assert isinstance(await plain.start(work), StartedRecord)
+    await lost(plain, work)
+    end = await asyncio.wait_for(plain.ended(work), 40)
+    assert (end.certain, end.stopped_for) == (True, why) and end.ran_us >= 1_900_000
+    assert marked(str(plain.home(work.id))) == []
+
+
+async def test_leased_work_without_lease_and_supervisor_runs_no_longer(plain: ProcessAdapter) -> None:
+    work = attempt("sleep 300\n", lease_s=60)
+    await plain.prepare(work, None)
+    await plain.renew(work.id, lease(60))
+    await plain.start(work)
+    await lost(plain, work)
+    (plain.home(work.id) / "deadline.json").unlink()
+    assert (await asyncio.wait_for(plain.ended(work), 20)).stopped_for == "lease_ended"
+
+
+async def test_what_only_looks_like_an_orphan_s_process_is_let_be(plain: ProcessAdapter) -> None:
+    """A neighbour with another attempt's mark, and one without any, of the same account: neither is touched."""
+    others = [procs.identity(procs.spawn(["/bin/sleep", "300"], env=env)) for env in ({"INTERTIE_ATTEMPT": "att-another"}, {})]
+    try:
+        work = attempt("sleep 300\n")
+        await run(plain, work)
+        await lost(plain, work)
+        await plain.stop(work.id, 0)
+        assert (await asyncio.wait_for(plain.ended(work), 20)).stopped_for == "asked"
+        assert all(procs.alive(other) for other in others)
+    finally:
+        for other in others:
+            procs.send(other, signal.SIGKILL)
+            await procs.gone(other)
+            procs.reap(other.pid)
+
+
 async def test_a_supervisor_lost_between_its_record_and_the_go_leaves_nothing_waiting(machine: ProcessAdapter) -> None:
     """The record is written, the go is not: the job's process must see that nobody is left to say it."""
     work = attempt("sleep 30\n")

@@ -6,6 +6,7 @@ The job folder `jobs/<attempt>/` is the contract between them (format 1, see `in
                               is made anew from these
     spec.json env.json        0600, the agent's: what to run, values of the environment
     deadline.json             0600, the agent's, renewed: until when leased work may run
+    stop.json                 0600, the agent's: it is to end, with this grace; never taken back
     script                    0500, the job's account: what the user wrote
     work/ tmp/                0700, the job's account: where it runs
     log                       0600: stdout and stderr, the file itself, no pipe
@@ -27,6 +28,7 @@ import shutil
 import signal
 import stat
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +36,7 @@ import msgspec
 
 from intertie.agent import accounts, procs, supervisor
 from intertie.agent.accounts import LocalAccount
+from intertie.agent.adapters.orphans import Orphan, Owed
 from intertie.agent.adapters.port import Chunk, Presence
 from intertie.agent.core.attempts import Exit
 from intertie.agent.core.leases import Deadline
@@ -72,6 +75,19 @@ class _Refused(msgspec.Struct, frozen=True):
 class _Moment(msgspec.Struct, frozen=True):
     utc_ns: int
     boot_ns: int
+
+
+class _Spec(msgspec.Struct, frozen=True):
+    """Of `spec.json`, what we read again."""
+
+    uid: int | None = None
+    grace_s: float = 10.0
+
+
+class _Stop(msgspec.Struct, frozen=True):
+    """`stop.json`: final, so it stands for whoever has to carry it out."""
+
+    grace_s: float
 
 
 class _Exit(msgspec.Struct, frozen=True):
@@ -120,6 +136,7 @@ class ProcessAdapter:
         self.cgroups = cgroups
         self.boot = boot or supervisor.boot_id()
         self._spawned: dict[AttemptId, int] = {}
+        self._orphans: dict[AttemptId, Orphan] = {}
         folder.mkdir(mode=0o711, parents=True, exist_ok=True)
         folder.chmod(0o711)
 
@@ -373,7 +390,8 @@ class ProcessAdapter:
     # --- the end ---
 
     async def ended(self, attempt: Attempt) -> Exit:
-        """By the exit record; if the supervisor was lost, by the job's own process; after a reboot by the last sign of life."""
+        """By the exit record; if the supervisor was lost, by its processes, which are stopped here when they must be; after a reboot by the last
+        sign of life."""
         name = attempt.id
         try:
             if self._exit(name) is None and (who := self._supervisor(name)) is not None and who.boot_id == self.boot:
@@ -381,36 +399,46 @@ class ProcessAdapter:
             self._reap(name)
             if (record := self._exit(name)) is not None:
                 return _exit_of(record)
-            return await self._without_record(name)
+            return await self._without_record(attempt)
         finally:
             self._reap(name)
 
-    async def _without_record(self, attempt: AttemptId) -> Exit:
-        started = self._started(attempt)
+    async def _without_record(self, attempt: Attempt) -> Exit:
+        started = self._started(attempt.id)
         if started is None:
             return Exit(certain=False)
         if started.boot_id != self.boot:
-            return Exit(certain=False, rebooted=True, ran_us=self._last_sign_us(attempt, started))
-        # The supervisor is lost and the job may live: what is left of it is followed by identity, and ends unknown.
-        await procs.gone(procs.Identity(started.pid, started.start_ticks, started.boot_id))
+            return Exit(certain=False, rebooted=True, ran_us=self._last_sign_us(attempt.id, started))
+        # The supervisor is lost and the job may live: what is left of it is followed by identity, stopped when it must be, and seen gone.
+        spec = self._json(attempt.id, "spec.json", _Spec) or _Spec()
+        orphan = self._orphan(attempt.id, started, spec)
+        try:
+            why = await orphan.see_out(partial(self._owed, attempt, started, spec))
+        finally:
+            self._orphans.pop(attempt.id, None)
         ran_us = (supervisor.boot_ns() - started.boot_ns) // 1000
-        await self._empty_cgroup(attempt)
-        return Exit(certain=False, ran_us=ran_us)
-
-    def _kill_cgroup(self, attempt: AttemptId) -> None:
-        if self.cgroups is not None:
+        if orphan.cgroup is not None:
             with contextlib.suppress(OSError):
-                (self.cgroups / attempt / "cgroup.kill").write_text("1", encoding="ascii")
+                orphan.cgroup.rmdir()
+        # What we ended had lived until then: its end is known, if not its exit code.
+        return Exit(certain=bool(why), stopped_for=why or None, ran_us=ran_us)
 
-    async def _empty_cgroup(self, attempt: AttemptId) -> None:
-        """What a lost supervisor's job left behind is killed and seen gone, where the kernel keeps its processes together."""
-        if self.cgroups is None or not (group := self.cgroups / attempt).exists():
-            return
-        while "populated 1" in (group / "cgroup.events").read_text(encoding="ascii"):
-            self._kill_cgroup(attempt)
-            await asyncio.sleep(0.05)
-        with contextlib.suppress(OSError):
-            group.rmdir()
+    def _orphan(self, attempt: AttemptId, started: _Started, spec: _Spec) -> Orphan:
+        cgroup = self.cgroups / attempt if self.cgroups is not None and (self.cgroups / attempt).exists() else None
+        first = procs.Identity(started.pid, started.start_ticks, started.boot_id)
+        self._orphans[attempt] = orphan = Orphan(attempt, first, os.geteuid() if spec.uid is None else spec.uid, cgroup, spec.grace_s)
+        return orphan
+
+    def _owed(self, attempt: Attempt, started: _Started, spec: _Spec, at_ns: int) -> Owed | None:
+        """What its supervisor would do now: the same reasons, from the same files, in the same order."""
+        asked: _Stop | None = self._json(attempt.id, "stop.json", _Stop)
+        if asked is not None:
+            return Owed("asked", asked.grace_s)
+        if at_ns - started.boot_ns >= attempt.spec.wall_s * 10**9:
+            return Owed("wall_limit", spec.grace_s)
+        told = supervisor.read_json(str(self.home(attempt.id) / "deadline.json"))
+        over = supervisor.Lease(told).over() if told is not None else attempt.lease_s > 0
+        return Owed("lease_ended", spec.grace_s) if over else None
 
     def _last_sign_us(self, attempt: AttemptId, started: _Started) -> int:
         sign: _Moment | None = self._json(attempt, "alive", _Moment)
@@ -433,16 +461,9 @@ class ProcessAdapter:
         if who is None:
             return
         _write(self.home(attempt) / "stop.json", json.dumps({"grace_s": grace_s}).encode("ascii"), 0o600)
-        if procs.send(who, signal.SIGTERM):
-            return
-        started = self._started(attempt)
-        if self._exit(attempt) is None and started is not None:
-            # Its supervisor is lost: the job's own session is what we can still reach.
-            job = procs.Identity(started.pid, started.start_ticks, started.boot_id)
-            procs.send(job, signal.SIGTERM)
-            loop = asyncio.get_running_loop()
-            loop.call_later(grace_s, procs.send, job, signal.SIGKILL)
-            loop.call_later(grace_s, self._kill_cgroup, attempt)
+        procs.send(who, signal.SIGTERM)
+        if (orphan := self._orphans.get(attempt)) is not None:
+            orphan.asked()  # Its supervisor is lost: whoever waits for its end sees to it.
 
     # --- what it leaves ---
 
