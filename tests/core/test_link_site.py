@@ -10,7 +10,7 @@ from tests.core.link_world import JOURNAL, NOON, SESSION, SITE, chain, raw
 
 from intertie.contracts.link import Clocks, Go, Instruction, Lane, LaneState, Settle, Stop, Sync, Synced
 from intertie.ids import AttemptId, InstructionId, JobId, JournalId
-from intertie.link.journal import Batch, InstructionMark
+from intertie.link.journal import Batch, InstructionMark, mark_of
 from intertie.link.site import (
     MOST_REOPENS,
     Effect,
@@ -469,6 +469,21 @@ def test_of_a_raised_epoch_nothing_is_taken_or_known_before_what_is_held_is_jour
         assert handed(world.hear(world.speak(), **answer_of)) == [2, 1]
     else:
         assert world.speak().first_seq == 4, "what the keeper lacks, and the list behind it"
+
+
+def test_a_number_of_an_old_epoch_is_not_said_as_one_of_the_new() -> None:
+    """Else the keeper would take what it gave since, with lower numbers, for something that is on disk here, and never say it."""
+    world = World()
+    world.mark = InstructionMark(1, 7)
+    sync = world.speak()
+    assert (mark_of(sync), sync.instruction_epoch) == (InstructionMark(1, 7), 1)
+    world.hear(sync, epoch=2)
+    sync = world.speak()
+    assert (sync.instruction_epoch, mark_of(sync)) == (2, InstructionMark(1, 7))
+    world.mark = InstructionMark(2, 1)
+    world.hear(sync, epoch=2)
+    sync = world.speak()
+    assert (sync.instruction_epoch, sync.mark_epoch, mark_of(sync)) == (2, None, InstructionMark(2, 1))
 
 
 @pytest.mark.parametrize(("known", "said", "told"), [(0, 1, False), (1, 1, False), (0, 2, True), (1, 2, True), (5, 5, False)])

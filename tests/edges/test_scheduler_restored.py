@@ -13,7 +13,7 @@ from tests.edges.test_scheduler_service import RESULT, SITE, Hub, made
 from intertie.bus.memory import MemoryBroker, site_account
 from intertie.contracts.base import encode
 from intertie.contracts.job import Cause
-from intertie.contracts.link import Claimed, Go, Lane, Offer, OfferBody, ResultStored, Staging, Started
+from intertie.contracts.link import Claimed, Go, Lane, Offer, OfferBody, ResultStored, Settle, Staging, Started
 from intertie.errors import Conflict, Unavailable
 from intertie.ids import AttemptId, SiteName
 from intertie.scheduler.memory import MemorySchedulerStore
@@ -39,6 +39,10 @@ def heir_at(hub: Hub, agent: Agent) -> Agent:
 async def adopted_all(hub: Hub, *attempts: AttemptId) -> None:
     await until(lambda: set(attempts) <= set(hub.store.attempt_rows), "what the site holds is known again")
     await until(lambda: not hub.lanes.open and not hub.lanes.quarantined, "and nothing waits that could not be understood")
+
+
+def settled_by(agent: Agent) -> set[AttemptId]:
+    return {one.attempt for one in agent.heard if isinstance(one, Settle)}
 
 
 async def told_so_far(agent: Agent, body: OfferBody, number: int) -> None:
@@ -109,6 +113,7 @@ async def test_after_a_restore_the_jobs_of_the_lost_hour_exist_again_and_their_k
                 await restored.submit("runs", env=env, restartable=True)
             await heir.end(held)
             await restored.reaches(runs.job, "succeeded")
+            await until(lambda: held.attempt in settled_by(heir), "it is settled, by a number below those of the epoch before")
             new = await restored.submit("new")
             assert (await heir.next_running()).job == new.job
     assert heir.told == [2]

@@ -528,6 +528,9 @@ class Sync(Contract, frozen=True, kw_only=True):
     """At head only: every attempt that holds devices, as of the last entry."""
     instruction_mark: NonNegative = 0
     instruction_epoch: NonNegative = 0
+    """The highest epoch of the keeper that this site knows; of `instruction_mark`, too, unless `mark_epoch` names another."""
+    mark_epoch: NonNegative | None = None
+    """The epoch in which `instruction_mark` was given, where that is an older one: no number of the new epoch is on disk here yet."""
     settings_revision: NonNegative = 0
     clocks: Clocks
 

@@ -44,7 +44,7 @@ from intertie.ids import SiteName, speaker
 from intertie.lane.interpreter import Interpret, Interpreter, storable
 from intertie.lane.tables import LaneTables
 from intertie.link.clocks import TRY_S
-from intertie.link.journal import InstructionMark
+from intertie.link.journal import InstructionMark, mark_of
 from intertie.link.keeper import HEARD, NewEntry, SiteRow, Verdict, beat, check, judge, wanted_digest, wanted_ends
 from intertie.link.site import stops_first
 from intertie.observe import log
@@ -569,7 +569,7 @@ class LaneKeeper:
         left out."""
         if self._instructions is None:
             return [], False
-        mark = InstructionMark(sync.instruction_epoch, sync.instruction_mark)
+        mark = mark_of(sync)
         known_kinds = KINDS[max(version for version in KINDS if version <= sync.v)]
         asked = await self._ask("instructions", self._instructions(sync.site, mark), (), by_s)
         open_ones = [one for one in asked if isinstance(one, known_kinds)]

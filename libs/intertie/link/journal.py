@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from intertie.contracts.link import EntryBase, Instruction, Lane
+from intertie.contracts.link import EntryBase, Instruction, Lane, Sync
 from intertie.ids import Digest, JournalId
 
 NextSeq = Mapping[Lane, int]
@@ -33,12 +33,17 @@ class Batch:
     """Whose entries they are: read together with them, since a journal may be opened anew at any moment."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, order=True)
 class InstructionMark:
     """The highest instruction stored, compared as (epoch, number)."""
 
     epoch: int
     number: int
+
+
+def mark_of(sync: Sync) -> InstructionMark:
+    """What a site says that it has on disk. A site that knows of a new epoch and has no number of it must not seem to have those below its old one."""
+    return InstructionMark(sync.instruction_epoch if sync.mark_epoch is None else sync.mark_epoch, sync.instruction_mark)
 
 
 def first_digest(journal: JournalId) -> Digest:

@@ -15,7 +15,7 @@ import msgspec
 from intertie.contracts.link import Clocks, Go, Instruction, Lane, LaneState, Offer, Stop, Sync, Synced, Withdraw
 from intertie.ids import AttemptId, JournalId, SessionId, SiteName
 from intertie.link.clocks import ClockEstimate, by_round_trip
-from intertie.link.journal import Batch, InstructionMark
+from intertie.link.journal import Batch, InstructionMark, mark_of
 from intertie.link.keeper import MOST_EPOCH
 
 
@@ -316,6 +316,7 @@ class SiteMachine:
             running=list(running) if batch.at_head else None,
             instruction_mark=mark.number,
             instruction_epoch=self._epoch,
+            mark_epoch=None if mark.epoch == self._epoch else mark.epoch,
             settings_revision=settings_revision,
             clocks=clocks,
         )
@@ -448,9 +449,9 @@ class SiteMachine:
     def _plan_next(self, now_s: float, current: _Try, synced: Synced, sent_all: bool) -> None:
         """At once while there is more either way, else by the beat."""
         sync = current.sync
-        mark = (sync.instruction_epoch, sync.instruction_mark)
+        mark = mark_of(sync)
         # `more` with nothing new in it is a keeper repeating what waits for our answers: that is not worth a loop without a beat.
-        brought_new = any((one.epoch, one.number) > mark for one in synced.instructions)
+        brought_new = any(InstructionMark(one.epoch, one.number) > mark for one in synced.instructions)
         self.clean = sent_all and not self._wanted
         if not sent_all or self._wanted or (synced.more and brought_new):
             self._idle_beats = 0
