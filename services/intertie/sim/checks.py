@@ -3,6 +3,7 @@ design's list; each function says which it asks."""
 
 from __future__ import annotations
 
+import gzip
 import itertools
 from collections import Counter, defaultdict
 from collections.abc import Iterator
@@ -11,14 +12,16 @@ from decimal import Decimal
 from typing import TYPE_CHECKING
 
 from intertie.agent.core.model import OPEN, Attempt
+from intertie.contracts.audit import AuditChainQuery
 from intertie.contracts.base import EVENT_STREAM, Empty
 from intertie.contracts.job import AttemptRecord, JobState, OnSilence
 from intertie.contracts.link import Lane
 from intertie.contracts.usage import UsagePhase
-from intertie.ids import Digest
+from intertie.ids import AttemptId, Digest
 from intertie.lane.memory import MemoryLaneTables
 from intertie.lifecycle import JOB_MOVES, JOB_TERMINAL
 from intertie.link.journal import first_digest, next_digest
+from intertie.metering.core import ledger
 from intertie.metering.core.attribution import COUNTED
 from intertie.metering.service import Metering, trust
 from intertie.scheduler.core.orders import Order, due
@@ -29,6 +32,7 @@ from intertie.sim.foreign import FORGED, KIND
 from intertie.sim.host import Host
 from intertie.sim.hub import OPERATOR
 from intertie.sim.machine import SLOW_START_S, Machine, Process, processes
+from intertie.store import MemoryChain, verify_chain
 
 if TYPE_CHECKING:
     from intertie.sim.world import World
@@ -43,6 +47,10 @@ POISON = f'"{KIND}"'.encode()
 DECLARED = ("rule if_site_silent=rerun", "rule lost_by", "a person's decision")
 # Between the check of a go and what is written of it.
 LATE_S = 5.0
+# Audit rows of one service and run: a few for each job.
+MOST_LINKS = 1_000
+# Of an attempt of which its end is still to come.
+OPEN_STATES = ("offered", "claimed", "staging", "running")
 # A sample older than this says nothing about now: what the scheduler believes, and what a message may take.
 SAMPLE_S = LIVE_S * 4 + 15.0
 
@@ -123,6 +131,8 @@ def unsettled(world: World) -> str:
             return f"{disk.service} has not seen yet that its stream is another one"
         if any(row.generation != mark.generation for row in disk.rows.values()):
             return f"events of {disk.service} are not sent"
+        if len(disk.audit_links) < len(disk.audits):
+            return f"audit rows of {disk.service} are not chained"
     return ""
 
 
@@ -179,9 +189,9 @@ def _lane_row(host: Host, lane: Lane) -> tuple[int, str, int, str]:
 
 async def after_all(world: World) -> list[str]:
     """Everything that is asked of disks once all is at rest."""
-    asked = (_never_ran, _kept, _lanes, _moved_by_someone, _segments, _events, _success_wins, _numbers, _audited, _settled_once)
+    asked = (_never_ran, _kept, _lanes, _moved_by_someone, _segments, _events, _success_wins, _results, _numbers, _audited, _settled_once)
     found = list(itertools.chain.from_iterable(ask(world) for ask in asked))
-    return [*found, *await _ledger(world)]
+    return [*found, *await _ledger(world), *await _chained(world)]
 
 
 def _never_ran(world: World) -> Iterator[str]:
@@ -287,7 +297,19 @@ async def holding(world: World) -> list[str]:
     disk = world.metering_disk
     service = Metering(disk, MemoryLaneTables(disk), trust(world.key.public), world.hub_clock)
     check = await service.check(Empty(), OPERATOR)
-    return [f"invariant 8: {check.open_without_hold} open attempts hold nothing"] if check.open_without_hold else []
+    found = [f"invariant 8: {check.open_without_hold} open attempts hold nothing"] if check.open_without_hold else []
+    return [*found, *[f"invariant 8: {name} is open and holds nothing" for name in await _unheld(disk)]]
+
+
+async def _unheld(disk: MeteringDisk) -> list[AttemptId]:
+    """By hand: attempts that are open by metering's own record, whose price is agreed, and for which no money is set aside."""
+    found = []
+    for evidence in await disk.load(list(disk.attempts)):
+        record = evidence.record
+        is_open = record is not None and record.state in OPEN_STATES and not record.refined and evidence.settled is None
+        if is_open and record is not None and record.spec is not None and ledger.held(evidence.balances) <= 0:
+            found.append(evidence.attempt)
+    return found
 
 
 def _settled_once(world: World) -> Iterator[str]:
@@ -368,6 +390,20 @@ def _success_wins(world: World) -> Iterator[str]:
         yield f"invariant 10: {text}"
 
 
+def _results(world: World) -> Iterator[str]:
+    """10: only a success survives, and what fetch brings of a job is what the attempt made whose result it is said to be."""
+    rows = world.scheduler_disk.attempt_rows
+    for job in world.scheduler_disk.jobs.values():
+        if job.survivor is not None and rows[job.survivor].record.outcome != "succeeded":
+            yield f"invariant 10: {job.survivor} survives of {job.job}, and it {rows[job.survivor].record.outcome}"
+        result = rows[job.delivered].record.result if job.delivered is not None else None
+        if job.delivered is None or result is None:
+            continue
+        stored = world.stored.get(result.digest)
+        if stored is None or job.delivered.encode() not in gzip.decompress(stored):
+            yield f"invariant 10: the result of {job.job} is that of {job.delivered}, and what is fetched is {'another' if stored else 'nothing'}"
+
+
 def _numbers(world: World) -> Iterator[str]:
     """11: leaders' writes do not mix; no generation and no instruction number is used for two things."""
     disk = world.scheduler_disk
@@ -389,5 +425,20 @@ def _audited(world: World) -> Iterator[str]:
             yield f"invariant 13: {rows[('job.submit', job.job)]} rows say that {job.job} was submitted"
         if job.cancel is not None and rows[("job.cancel", job.job)] != 1:
             yield f"invariant 13: {rows[('job.cancel', job.job)]} rows say that {job.job} was cancelled"
+    agreed = [row for row in world.metering_disk.audits if row.action == "spec.agree"]
+    if len(agreed) != len(world.metering_disk.agreed):
+        yield f"invariant 13: {len(agreed)} rows say that {len(world.metering_disk.agreed)} prices were agreed"
     if len(world.scheduler_disk.jobs) != len(world.scenario.work):
         yield f"invariant 13: {len(world.scenario.work)} requests became {len(world.scheduler_disk.jobs)} jobs"
+
+
+async def _chained(world: World) -> list[str]:
+    """13: each service's rows are in its chain, the chain verifies, and it is not behind any head that was anchored."""
+    found = []
+    for disk in (world.scheduler_disk, world.metering_disk):
+        page = await MemoryChain(disk).page(AuditChainQuery(limit=MOST_LINKS))
+        wrong = verify_chain(disk.service, page.links, world.anchors, unchained=page.unchained, waiting=page.waiting, key=world.key.public)
+        found += [f"invariant 13: the audit chain of {disk.service}: {finding}" for finding in wrong]
+        if page.unchained or page.more:
+            found.append(f"invariant 13: {len(page.unchained)} rows of {disk.service} are in no link, {len(page.links)} are")
+    return found

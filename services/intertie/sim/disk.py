@@ -309,7 +309,7 @@ _NO_THREAD = ThreadPoolExecutor(1)
 class SimTransfer:
     """`intertie.agent.transfer.Transfer` to a gateway that may be away."""
 
-    def __init__(self, stored: dict[Digest, int], away: Callable[[], bool], moments: Moments) -> None:
+    def __init__(self, stored: dict[Digest, bytes], away: Callable[[], bool], moments: Moments) -> None:
         self._stored, self._away, self._moments = stored, away, moments
 
     async def fetch(self, work: WorkRef, target: Path) -> None:
@@ -317,7 +317,10 @@ class SimTransfer:
 
     async def store(self, result: ResultRef, source: Path) -> None:
         await self._answer()
-        self._stored[result.digest] = result.size
+        self._keep(result, source)
+
+    def _keep(self, result: ResultRef, source: Path) -> None:
+        self._stored[result.digest] = source.read_bytes()
 
     async def _answer(self) -> None:
         await self._moments.pass_by(1.0)

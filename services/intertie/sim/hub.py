@@ -4,7 +4,7 @@ services that a scenario does not model (registry and identity: fixed facts, ask
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, timedelta
 from typing import Any
@@ -14,6 +14,7 @@ from intertie.bus.port import Bus
 from intertie.bus.rpc import Caller
 from intertie.clock import Clock
 from intertie.contracts import endpoints
+from intertie.contracts.audit import AnchorAudit, AuditAnchor, AuditHead
 from intertie.contracts.base import Empty
 from intertie.contracts.identity import (
     Claims,
@@ -34,7 +35,9 @@ from intertie.metering.service import Metering, trust
 from intertie.runtime import Beat
 from intertie.scheduler.wiring import wire
 from intertie.sim.disk import MeteringDisk, SchedulerDisk
-from intertie.store import EventConsumer, Relay
+from intertie.store import EventConsumer, MemoryChain, MemoryStore, Relay
+from intertie.store.chainer import BATCH, Chainer, anchor_by
+from intertie.store.outbox import Leader
 from intertie.trust.keys import Key
 
 VERSION = "0.0.0"
@@ -78,6 +81,20 @@ class Joined:
     tenants: Sequence[TenantName]
 
 
+class SimChain(MemoryChain):
+    """A chainer at rest asks each beat, and most often there is nothing: then it is told so without a transaction."""
+
+    async def extend(self, leader: Leader, limit: int = BATCH) -> int:
+        if len(self._store.audits) == len(self._store.audit_links):
+            await self._store.fence(leader)
+            return 0
+        return await super().extend(leader, limit)
+
+
+def _chainer(store: MemoryStore, bus: Bus, service: str, scale: float) -> Chainer:
+    return Chainer(SimChain(store), service, anchor_by(bus, lambda: f"service:{service}"), beat_s=scale)
+
+
 async def scheduler(store: SchedulerDisk, bus: Bus, canary: Bus, clock: Clock, key: Key, scale: float, limits: Limits) -> None:
     """One copy of the scheduler, for ever. `canary`: its second connection, in the canary's account."""
     tables = MemoryLaneTables(store)
@@ -107,6 +124,7 @@ async def scheduler(store: SchedulerDisk, bus: Bus, canary: Bus, clock: Clock, k
         group.create_task(parts.watch(), name="scheduler-watch")
         group.create_task(consumer.run(), name="scheduler-events")
         group.create_task(Relay(store, bus, "scheduler", beat_s=scale, clock=clock).run(), name="scheduler-relay")
+        group.create_task(_chainer(store, bus, "scheduler", scale).run(), name="scheduler-audit")
         group.create_task(calls(), name="scheduler-calls")
 
 
@@ -137,13 +155,18 @@ async def metering(store: MeteringDisk, bus: Bus, clock: Clock, scheduler_key: s
         group.create_task(keeper.run(), name="metering-lane")
         group.create_task(consumer.run(), name="metering-events")
         group.create_task(Relay(store, bus, "metering", beat_s=scale, clock=clock).run(), name="metering-relay")
+        group.create_task(_chainer(store, bus, "metering", scale).run(), name="metering-audit")
         group.create_task(sweep.run(service.reconsider), name="metering-suspense")
         group.create_task(calls(), name="metering-calls")
 
 
-async def office(bus: Bus, clock: Clock, sites: Sequence[Joined]) -> None:
-    """Registry and identity, as far as others ask them for what they know."""
+async def office(bus: Bus, clock: Clock, sites: Sequence[Joined], anchored: Callable[[AuditHead], AuditAnchor]) -> None:
+    """Registry and identity, as far as others ask them for what they know. `anchored`: keeps the head of a service's audit chain."""
     at = clock.now()
+
+    async def anchor(ask: AnchorAudit, _caller: Caller) -> AuditAnchor:
+        return anchored(ask.head)
+
     records = [_site(one, at) for one in sites]
     pools = [_pool(one, at) for one in sites]
 
@@ -166,7 +189,7 @@ async def office(bus: Bus, clock: Clock, sites: Sequence[Joined]) -> None:
         )
 
     await rpc.serve(bus, "registry", VERSION, {endpoints.SITES: told}, verifier=claims_of)
-    await rpc.serve(bus, "identity", VERSION, {endpoints.IDENTITY_SNAPSHOT: known}, verifier=claims_of)
+    await rpc.serve(bus, "identity", VERSION, {endpoints.IDENTITY_SNAPSHOT: known, endpoints.ANCHOR_AUDIT: anchor}, verifier=claims_of)
 
 
 def _site(one: Joined, at: Any) -> SiteRecord:

@@ -145,6 +145,12 @@ class SimAdapter(FakeAdapter):
         """In the machine's name: an agent that dies now has started it all the same."""
         return await super().start(attempt)
 
+    async def _execute(self, run: Run) -> Exit:
+        """What it leaves names the attempt: no two results are alike."""
+        end = await super()._execute(run)
+        run.files = {name: data + run.attempt.id.encode() for name, data in run.files.items()}
+        return end
+
     async def _live(self, run: Run) -> None:
         """The job's own life; its supervisor watches it, and what the supervisor does not record nobody knows."""
         process = self.begin(run)

@@ -22,6 +22,7 @@ import structlog
 from intertie.bus import rpc
 from intertie.bus.memory import site_account
 from intertie.contracts import endpoints
+from intertie.contracts.audit import AuditAnchor, AuditHead
 from intertie.contracts.job import AttemptRecord, CancelJob, JobSpec, OnSilence, Resources, SetQuota, SubmitJob
 from intertie.contracts.site import DeviceKind
 from intertie.contracts.usage import AgreeSpec, Price
@@ -37,6 +38,7 @@ from intertie.sim.host import Agent, Host, joined_as
 from intertie.sim.loop import PARTY, Party, Stuck, VirtualLoop
 from intertie.sim.machine import Machine, Process
 from intertie.sim.scenario import Fault, LocalWork, Scenario, Work
+from intertie.trust.chain import sign_anchor
 from intertie.trust.keys import Key
 
 # When faults have stopped everything is settled after this much virtual time: the longest back-off of a faulty site (20 minutes, as beats are
@@ -108,7 +110,9 @@ class World:
     """Works whose job, and cancel if any, were taken in."""
     deaf: int = 0
     deaf_until: float = 0.0
-    stored: dict[Digest, int] = field(default_factory=dict)
+    stored: dict[Digest, bytes] = field(default_factory=dict)
+    anchors: list[AuditAnchor] = field(default_factory=list)
+    """Of the services' audit chains, as identity keeps them."""
     gateway_away: bool = False
     sampled: dict[tuple[str, SiteName], float] = field(default_factory=dict)
     """(party, site) → when a sample of that site last came to it."""
@@ -173,6 +177,10 @@ class World:
             self.wrong(
                 f"invariant 5: {attempt} is placed again for its site's silence by a hub that could not hear {heard_again_s:.0f} s ago"
             )
+
+    def _anchored(self, head: AuditHead) -> AuditAnchor:
+        self.anchors.append(sign_anchor(self.key, head, self.hub_clock.now()))
+        return self.anchors[-1]
 
     def cannot_hear(self, by: int) -> None:
         """One fault more (1) or less (-1) in which no copy of the scheduler hears anybody."""
@@ -390,7 +398,7 @@ class World:
         facts = [hub.Joined(host.site, host.pool.profile, host.key.public, (ACME, BETA)) for host in self.hosts.values()]
         self.links["office"] = Link()
         office = Party("office")
-        office.spawn(hub.office(self.broker.connect(office, self.links["office"]), self.hub_clock, facts), "office")
+        office.spawn(hub.office(self.broker.connect(office, self.links["office"]), self.hub_clock, facts, self._anchored), "office")
         for name in (f"scheduler-{n}" for n in range(self.scenario.schedulers)):
             self.serve(name, partial(self._scheduler, self.clocks[name]))
         self.serve("metering", lambda bus: hub.metering(self.metering_disk, bus, self.clocks["metering"], self.key.public, SCALE))
