@@ -15,12 +15,14 @@ import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import msgspec
 import pytest
 from aiohttp import web
 from tests.journeys.stack import Stack, environment, running_stack
+from tests.journeys.test_restored import restored
 
 from intertie.contracts.http import Link
 from intertie.contracts.job import JobRecord, JobSpec, JobState, Resources
@@ -164,6 +166,7 @@ async def test_a_value_of_the_environment_reaches_the_job_and_is_found_nowhere_e
                 records = [await stack.until(lambda job=job: stack.ended(job), what=f"{job} ends") for job in jobs]  # type: ignore[misc]  # bound now
                 the_job_had_it(records, canary)
                 await stack.until(lambda: stack.complete_statement({jobs[0], jobs[1]}), what="the statement is complete")
+                records.append(await held_over_a_restore(stack, canary))
                 await stack.do(lambda: nothing_holds_it(stack, records, needles))
                 await stack.do(lambda: nothing_is_left_on_disk(stack, needles))
         # The services have ended: what they had of spans is sent.
@@ -189,6 +192,24 @@ def every_fate(stack: Stack, canary: str) -> list[JobId]:
     parked = ran(stack, JobSpec(name="parked", script=PROVE, wall_s=60, site=SiteName("site-a"), resources=Resources(slots=2)), canary)
     stack.user.post(f"/v1/jobs/{parked}/cancel", JobRecord, {"reason": "not needed"})
     return [*jobs, parked]
+
+
+async def held_over_a_restore(stack: Stack, canary: str) -> JobRecord:
+    """A site tells a hub that was restored all that it holds, with the signed offers: that lies in its journal and in the hub's tables for weeks."""
+    gate = stack.folder / "gate"
+    job = await stack.do(lambda: ran(stack, JobSpec(name="held", script=f"until [ -e {gate} ]; do sleep 0.1; done\n", wall_s=120), canary))
+    await stack.until(lambda: stack.job(job).state is JobState.RUNNING, what="it runs")
+    done = await stack.do(lambda: restored(stack.layout.data, "--live"))
+    assert done.returncode == 0, done.stderr
+    ask = "SELECT count(*) FROM scheduler.lane_entry WHERE starts_with(convert_from(raw, 'UTF8'), '{\"kind\":\"held\"')"
+    ask += f" AND position('{job}' IN convert_from(raw, 'UTF8')) > 0 AND position('env_names' IN convert_from(raw, 'UTF8')) > 0"
+    told = partial(stack.supervisor.postgres.query, ask, database="intertie")
+    await stack.until(lambda: told() != "0", what="the site told what it holds, with its offers")
+    gate.touch()
+    ended = await stack.until(lambda: stack.ended(job), what="it ends")
+    kept = stack.sites["site-a"].folder / "jobs" / ended.attempts[-1].attempt / "env.json"
+    await stack.until(lambda: not kept.exists(), what="it is settled, and its values go")
+    return ended
 
 
 def the_job_had_it(records: list[JobRecord], canary: str) -> None:
