@@ -17,10 +17,12 @@ from tests.edges.test_hostile_site import end, running
 
 from intertie.contracts import endpoints
 from intertie.contracts.base import Empty, encode
+from intertie.contracts.identity import AuditQuery
 from intertie.contracts.job import CancelJob, Cause, JobSpec, JobState, OnSilence, Resources, SetGrant
 from intertie.contracts.link import (
     Ended,
     HeldAttempt,
+    HeldTold,
     IslandedGrant,
     IslandedSubmit,
     JournalOpened,
@@ -316,6 +318,30 @@ async def test_a_new_journal_that_holds_anothers_attempt_takes_nothing_and_is_co
     after = await hub.job(other.job)
     assert (after.state, after.attempts) == (before.state, before.attempts)
     await hub.incidents(thief.name, "scheduler.not_adopted")
+
+
+async def test_a_list_that_is_told_again_and_again_has_nothing_read_again(hub: Hub, thief: Member, victim: Member) -> None:
+    """What names an unknown attempt is set aside, and read again when a list adopts it: once, or each list would cost as much as all before it."""
+    other = await running(hub, victim)
+    lane = thief[Lane.SCHEDULER]
+    for number in range(20):
+        strange = {"attempt": AttemptId(f"att-none-{number}"), "job": JobId("job-none"), "epoch": 1, "generation": 1}
+        lane.add(Started(seq=lane.next_seq, at=CLOCK.now(), **strange, started=CLOCK.now(), devices=[], native_id="1", account=""))
+    await aside(thief, 20)
+    for _ in range(20):
+        named = [held(other, offers_of(victim)[other.attempt], attempt=AttemptId(mint("att")))] * 20
+        lane.add(HeldTold(seq=lane.next_seq, at=CLOCK.now(), epoch=1, place="p", kernel_boot="b", held=named, complete=True))
+    await lane.speak()
+
+    async def all_read() -> bool:
+        answer = await lane.speak()
+        return answer.quarantined == 20 and not [o for o in await hub.world.open_incidents(victim.name)]
+
+    await until(all_read, "all is read")
+    await hub.incidents(thief.name, "scheduler.not_adopted")
+    found = await hub.world.call(endpoints.SCHEDULER_AUDIT, AuditQuery(limit=500))
+    told = [row for row in found.rows if row.action == "quarantine.retry" and thief.name in row.target]
+    assert len(told) == 1
 
 
 @pytest.mark.parametrize("state", ["claimed", "running", "ended", "not_started"])

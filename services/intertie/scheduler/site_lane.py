@@ -35,7 +35,7 @@ from intertie.contracts.link import (
     Withdraw,
 )
 from intertie.errors import Refused
-from intertie.ids import CANARY, AttemptId, Digest, InstructionId, SiteName, digest
+from intertie.ids import CANARY, AttemptId, Digest, InstructionId, JournalId, SiteName, digest
 from intertie.lane.keeper import Settings
 from intertie.lane.tables import LaneEntry, LaneTables
 from intertie.link.journal import InstructionMark
@@ -105,6 +105,8 @@ class SiteLane:
         self._lost_after = lost_after
         self._keys = tuple(dict.fromkeys((key.public, *own_keys)))
         self._made: dict[SiteName, _Made] = {}
+        self._told: dict[SiteName, JournalId] = {}
+        """In which journal a site told this copy the whole of what it holds."""
 
     # --- what a site says -------------------------------------------------------------------------------------------------------------------
 
@@ -127,6 +129,8 @@ class SiteLane:
                 case _:
                     told = getattr(said, "attempt", None)
                     changes = [await self._store.apply(tx, told, lambda file: interpret(said, file, source, now))]
+        if isinstance(said, HeldTold) and said.complete and said.epoch == self._epoch:
+            self._told[entry.site] = entry.journal
         for outcome in changes:
             if isinstance(outcome, Change):
                 self._see(said, outcome)
@@ -160,12 +164,16 @@ class SiteLane:
             changes.append(await self._store.take_up(tx, job, told, partial(self._adopt, held, offer, source, now)))
         if doubts:
             await tx.fault(ways.not_adopted(doubts, source))
-        if said.complete if isinstance(said, HeldTold) else changes:
+        if changes or (isinstance(said, HeldTold) and self._is_news(said, source)):
             again = await self._lanes.read_again(tx, Lane.SCHEDULER, source.site, UNKNOWN_ATTEMPT)
             if again:
                 told_why = f"{source.site} told what it holds; {len(changes)} were taken up"
                 await tx.audit(actor=SIGNER, action="quarantine.retry", target=f"{source.site}/scheduler: {again} entries", reason=told_why)
         return changes
+
+    def _is_news(self, said: HeldTold, source: Source) -> bool:
+        """A whole list for this epoch, for the first time in this journal: a site that says it again and again has nothing read again by it."""
+        return said.complete and said.epoch == self._epoch and self._told.get(source.site) != source.journal
 
     async def _knows(self, tx: StoreTx, attempt: AttemptId) -> bool:
         known = await self._store.apply(tx, attempt, lambda file: Ignored("known" if file else "new"))
