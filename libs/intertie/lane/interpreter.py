@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
-from intertie.contracts.base import Contract, decode
+from intertie.contracts.base import BATCH_BYTES, Contract, decode
 from intertie.contracts.incident import ReportIncident, Severity
 from intertie.contracts.link import Lane
 from intertie.errors import IntertieError, Refused, Stale, Unavailable
@@ -27,6 +27,8 @@ Interpret = Callable[[LaneEntry], Awaitable[None]]
 
 # Entries read at a time: a backlog of a week gives way to other sites between two reads.
 READ_ENTRIES = 64
+# … and of no more bytes: what an entry costs grows with its size, and large ones must cost the others' turns no more than small ones.
+READ_BYTES = BATCH_BYTES
 # Sites interpreted at once; each holds at most one database connection.
 SITES_AT_ONCE = 4
 # A hung service must not hold a site's entries for ever without a word.
@@ -128,7 +130,11 @@ class Interpreter:
         """Interpret the next entries; the last one that the service took."""
         entries = await self._tables.open_entries(self._lane, site, READ_ENTRIES)
         at.again = at.again or bool(entries)
+        left = READ_BYTES
         for entry in entries:
+            if left <= 0:
+                break
+            left -= len(entry.raw)
             if entry == done:
                 await self._set_aside(entry, "lane.not_marked", "the service took this entry and did not mark it")
                 continue
