@@ -99,7 +99,11 @@ def main() -> None:
         from intertie.cli.out import fail
         from intertie.errors import Refused
 
-        fail(Refused("cli.file", f"{err.filename}: {err.strerror}", next_step="see that the path is right, and that you may read or write there"))
+        fail(
+            Refused(
+                "cli.file", f"{err.filename}: {err.strerror}", next_step="see that the path is right, and that you may read or write there"
+            )
+        )
 
 
 if __name__ == "__main__":
