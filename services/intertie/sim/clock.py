@@ -17,14 +17,14 @@ UP_S, BOOT_S = 1_000.0, 5.0
 class HostClock:
     """`intertie.clock.Clock`. `rate`: seconds of this host per second of virtual time, within NTP's 500 ppm of 1."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, *, offset_s: float = 0.0, rate: float = 1.0) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, *, offset_s: float = 0.0, rate: float = 1.0, boots: int = 1) -> None:
         self._loop = loop
         self.rate = rate
         self._read_at = loop.time()
         self._wall_s = self._read_at * rate + offset_s
         self._boot_s = self._monotonic_s = UP_S
         self._stopped = self._suspended = 0
-        self.boots = 1
+        self.boots = boots
 
     def _passed_s(self) -> float:
         """Seconds of this host since the clocks were last set: none while all of it stands still."""

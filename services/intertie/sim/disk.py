@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 from intertie.agent.journal import Bounds, Pending, SqliteJournal
 from intertie.clock import Clock
 from intertie.contracts.job import AttemptRecord, ResultRef, WorkRef
+from intertie.contracts.link import Lane, LaneState
 from intertie.errors import Unavailable
 from intertie.ids import AttemptId, Digest, JobId, JournalId, SiteName
 from intertie.link.keeper import SiteRow
@@ -79,6 +80,9 @@ class Networked(MemoryStore):
     _away = False
     _held: dict[str, Party]
     """Role → whose connection holds the lock of its office."""
+    _states: dict[tuple[Lane, SiteName], LaneState]
+    _seen: Callable[[str], None]
+    """Told of each way that a lane goes."""
 
     def refuse(self, away: bool) -> None:
         self._away = away
@@ -112,6 +116,15 @@ class Networked(MemoryStore):
 
     def _committed(self, changed: bool) -> None:
         """A transaction is over."""
+        for row in self._lane_rows():
+            key = (row.lane, row.site)
+            if self._states.get(key, LaneState.OK) is not row.state:
+                self._states[key] = row.state
+                self._seen(f"{row.site}/{row.lane}: {row.state}")
+
+    def _lane_rows(self) -> list[SiteRow]:
+        kept: dict[object, SiteRow] = vars(self).get("lane_sites", {})
+        return list(kept.values())
 
     def lose_offices(self) -> None:
         """The connections that hold the locks break; whoever waits takes office beside those who still think that they lead."""
@@ -128,6 +141,19 @@ class Networked(MemoryStore):
         for name in [name for name in vars(self) if not name.startswith("_") and name not in image]:
             delattr(self, name)
         vars(self).update({name: self._copied(value) for name, value in image.items()})
+        self._held.clear()
+        self._states.clear()
+        self.wakeup.set()
+
+    @property
+    def busy(self) -> bool:
+        """A transaction is open: what it undoes if it dies would undo a restore too."""
+        return self._holder is not None
+
+    def raise_epoch(self, number: int) -> None:
+        """As `intertie.store.epoch.raise_to`: every leader of the epoch before is out of office."""
+        self.service_epoch = number
+        self.leaders = {}
 
     @asynccontextmanager
     async def transaction(self, *, timeout_s: float = 5.0, reserved: bool = False, read_only: bool = False) -> AsyncIterator[MemoryStore]:
@@ -166,10 +192,16 @@ class SchedulerDisk(Networked, MemorySchedulerStore):
     """PostgreSQL of the scheduler. What it has ever said is remembered beside it, for the invariants: a restore does not reach that."""
 
     def __init__(
-        self, moments: Moments, clock: Clock, placed: Callable[[AttemptRecord], None], ruled: Callable[[AttemptId, str], None]
+        self,
+        moments: Moments,
+        clock: Clock,
+        placed: Callable[[AttemptRecord], None],
+        ruled: Callable[[AttemptId, str], None],
+        seen: Callable[[str], None],
     ) -> None:
         """`placed` is told of each placement, in the name of whoever decided it; `ruled` of each attempt that a rule moved, and by which."""
         self._moments, self._held, self._placed, self._ruled = moments, {}, placed, ruled
+        self._states, self._seen = {}, seen
         self._never: set[AttemptId] = set()
         self._chosen: dict[tuple[JobId, str], AttemptId] = {}
         self._twice: list[str] = []
@@ -193,11 +225,12 @@ class SchedulerDisk(Networked, MemorySchedulerStore):
             self._at_head = {site: at for site, at in self._at_head.items() if at >= since_s}
         return super().take_office(role)
 
-    def _lane_rows(self) -> list[SiteRow]:
-        kept: dict[object, SiteRow] = vars(self).get("lane_sites", {})
-        return list(kept.values())
+    def restore(self, image: dict[str, Any]) -> None:
+        super().restore(image)
+        self._heard, self._at_head = {row.site: row.heard for row in self._lane_rows()}, {}
 
     def _committed(self, changed: bool) -> None:
+        super()._committed(changed)
         for row in self._lane_rows():
             if row.heard > self._heard.get(row.site, 0) and row.at_head:
                 self._at_head[row.site] = asyncio.get_running_loop().time()
@@ -241,8 +274,8 @@ NEVER = (AttemptState.REFUSED, AttemptState.WITHDRAWN, AttemptState.NOT_STARTED)
 class MeteringDisk(Networked, MemoryMetering):
     """PostgreSQL of metering."""
 
-    def __init__(self, moments: Moments, clock: Clock) -> None:
-        self._moments, self._held = moments, {}
+    def __init__(self, moments: Moments, clock: Clock, seen: Callable[[str], None]) -> None:
+        self._moments, self._held, self._states, self._seen = moments, {}, {}, seen
         MemoryMetering.__init__(self, clock=clock)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from intertie.sim import foreign
+from intertie.sim import foreign, restores
 from intertie.sim.bus import Link
 from intertie.sim.scenario import Fault
 
@@ -296,6 +296,11 @@ FAULTS: Mapping[str, tuple[Do, Do]] = {
     "queue_forgets": (_queue(lambda queue, _: queue.forget()), _queue(_remembers)),
     "queue_node": (_queue(lambda queue, fault: queue.fail_node(fault.size)), _nothing),
     "queue_doubles": (_queue(_doubled_start), _nothing),
+    "restore_store": (restores.restore_store, _nothing),
+    "failover": (restores.failover, _nothing),
+    "restore_disk": (restores.restore_disk, _nothing),
+    "gone": (restores.gone, _nothing),
+    "clone": (restores.clone, restores.end_clone),
 }
 
 

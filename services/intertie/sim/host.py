@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -57,22 +58,34 @@ class Host:
     """One site's machine. `boot_agent` starts an agent on it, as often as one died."""
 
     def __init__(
-        self, name: str, slots: int, clock: HostClock, key: Key, machine: Machine, rng: Random, scale: float, *, queue: bool
+        self,
+        name: str,
+        slots: int,
+        clock: HostClock,
+        key: Key,
+        machine: Machine,
+        rng: Random,
+        scale: float,
+        *,
+        queue: bool,
+        site: str = "",
+        seen: Callable[[str], None] = lambda text: None,
     ) -> None:
-        """`queue`: its work goes through a scheduler of its own."""
-        self.site = SiteName(name)
+        """`queue`: its work goes through a scheduler of its own. `site`: the site that it is, if not that of its name. `seen`: told of each way that
+        a lane goes."""
+        self.name, self.site, self.seen = name, SiteName(site or name), seen
+        self.ended = False
+        """It was a copy, and is no more."""
         self.native = NativeScheduler(machine) if queue else None
         self.pool = pool_of(slots)
         self.clock, self.key, self.machine, self.rng, self.scale = clock, key, machine, rng, scale
         self.link = Link()
         self.bounds = Bounds()
         self.disk_full = False
-        self.database = sqlite3.connect(":memory:", isolation_level=None)
-        self.durable = Durable(self.database, clock)
-        self.place = f"{name}, first file"
-        """Host and file of the journal, as `place_of` tells them."""
-        self._last: tuple[JournalId | None, str] = (None, "")
-        """The note beside the file: whose journal it was, and where."""
+        self._files = 0
+        self.lose_journal()
+        self.note: tuple[JournalId | None, str] = (None, "")
+        """Beside the file: whose journal it was, and in which folder on which host."""
         self.agent: Agent | None = None
         self.booted = 0
 
@@ -89,18 +102,26 @@ class Host:
 
     def open_journal(self) -> Pending | None:
         """As `SqliteJournal.open`: why it must be opened anew, if so."""
-        before, where = self._last
+        before, where = self.note
         journal = prepare(self.database, Path(self.site), JournalId(mint("jnl")), "first" if before is None else "gone", before)
         told = dict(self.database.execute("SELECT key, value FROM meta WHERE key IN ('place', 'opening', 'previous')").fetchall())
         pending = None
         if "opening" in told:
-            pending = Pending(told["opening"], JournalId(told["previous"]) if told["previous"] else None, where == self.place)
+            pending = Pending(told["opening"], JournalId(told["previous"]) if told["previous"] else None, where == self.name)
         elif told["place"] != self.place:
             pending = Pending("moved", journal)
         if "place" not in told:
             self.database.execute("INSERT INTO meta VALUES ('place', ?)", (self.place,))
-        self._last = (journal, self.place)
+        self.note = (journal, self.name)
         return pending
+
+    def lose_journal(self) -> None:
+        """A new file, with nothing in it."""
+        self._files += 1
+        self.database = sqlite3.connect(":memory:", isolation_level=None)
+        self.durable = Durable(self.database, self.clock)
+        self.place = f"{self.name}, file {self._files}"
+        """Host and file of the journal, as `place_of` tells them."""
 
     def image(self) -> bytes:
         """The journal's file as it is on disk at this moment."""
@@ -112,7 +133,7 @@ class Host:
 
     def boot_agent(self, broker: SimBroker, joined: Joined, transfer: Transfer, moments: Moments, packs: Path) -> Agent:
         self.booted += 1
-        party = Party(f"agent-{self.site}")
+        party = Party(f"agent-{self.name}")
         bus = broker.connect(party, self.link, site_account(self.site))
         self.agent = Agent(self, party, bus, joined, transfer, moments, packs)
         party.spawn(self.agent.run(), party.name)
@@ -188,6 +209,8 @@ class Agent:
             on_instructions=self._instructed if scheduler else None,
             on_settings=self._settings if scheduler else None,
             on_answer=self._answered if scheduler else None,
+            on_silence=self._silence if scheduler else None,
+            on_trouble=partial(self._trouble, lane),
             on_reopen=partial(reopen, self.site),
             on_raised=partial(tell_held, self.site) if scheduler else None,
             running=self.site.running if scheduler else tuple,
@@ -203,6 +226,12 @@ class Agent:
     async def _answered(self, exchange: Exchange) -> None:
         if exchange.synced.state is LaneState.OK:
             await self.site.answered(exchange.synced.lease_s, exchange.sent_boot_s)
+
+    async def _silence(self, since: datetime | None) -> None:
+        self.host.seen(f"{self.host.name}: {'heard' if since is None else 'islanded'}")
+
+    async def _trouble(self, lane: Lane, trouble: Trouble | None, _text: str) -> None:
+        self.host.seen(f"{self.host.name}/{lane}: {trouble.value if trouble else 'good'}")
 
     def _rules_here(self) -> bool:
         """No other session of this site took over, as far as the scheduler's lane heard."""

@@ -20,6 +20,10 @@ MOST_FAULTS = 9
 TWO_SCHEDULERS = 0.35
 # Share of work that asks to be run again when its site is silent.
 RERUN = 0.25
+# Share of runs in which a disk is put back, copied or deleted, and the kinds of that.
+RESTORED = 0.08
+RESTORES = ("restore_store", "failover", "restore_disk", "clone", "gone")
+LOST_AFTER_S = 600.0
 # Share of sites whose work goes through a scheduler of their own.
 QUEUES = 0.2
 
@@ -58,6 +62,9 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
     who: str
     lasts: float = 0.0
     size: float = 0.0
+    """How bad; of what puts a disk back: from how many seconds before."""
+    same_boot: bool = False
+    """Of a clone: a second container under the same kernel, not a second machine."""
 
 
 class Scenario(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,6 +85,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     work: list[Work] = []
     local: list[LocalWork] = []
     faults: list[Fault] = []
+    ways: list[str] = []
+    """What must be gone through: a written scenario shows its named way out. `intertie.sim.ways` says what there is to ask for."""
 
     @property
     def calm_at(self) -> float:
@@ -103,10 +112,38 @@ def draw(seed: int, only: Sequence[str] = ()) -> Scenario:
         for _ in range(rng.choice((0, 1, 2, 3)))
     ]
     hub = ["metering", *(f"scheduler-{n}" for n in range(schedulers))]
-    many = MOST_FAULTS if only else rng.randint(0, MOST_FAULTS)
+    asked, only = only, [kind for kind in only if kind not in RESTORES]
+    many = MOST_FAULTS if only else 0 if asked else rng.randint(0, MOST_FAULTS)
     queued = [names[n] for n in queues]
     faults = sorted((_fault(rng, names, queued, hub, only) for _ in range(many)), key=lambda fault: fault.at)
-    return Scenario(seed=seed, sites=sites, queues=queues, schedulers=schedulers, work=work, local=local, faults=faults)
+    drawn = Scenario(seed=seed, sites=sites, queues=queues, schedulers=schedulers, work=work, local=local, faults=faults)
+    return _restored(drawn, names, asked)
+
+
+def _restored(scenario: Scenario, sites: list[str], asked: Sequence[str]) -> Scenario:
+    """In a small share of runs disks are put back too. Drawn apart: it moves no other seed."""
+    rng, kinds = Random(f"restores {scenario.seed}"), [kind for kind in asked if kind in RESTORES]
+    if (asked and not kinds) or (not asked and rng.random() >= RESTORED):
+        return scenario
+    machines = [site for n, site in enumerate(sites) if n not in scenario.queues]
+    faults = list(scenario.faults)
+    for _ in range(rng.choice((1, 1, 2))):
+        what = rng.choice(kinds or RESTORES)
+        whom = ["scheduler-0", "metering", "hub"] if what in ("restore_store", "failover") else sites if what == "gone" else machines
+        if not whom:
+            continue
+        at = rng.uniform(30, STORM_S * 0.8)
+        ago_s = rng.uniform(0.2, 5) if what == "failover" else rng.choice((rng.uniform(1, 10), rng.uniform(1, at - 15)))
+        lasts = rng.uniform(20, 120) if what == "clone" else rng.uniform(1, 20)
+        faults.append(
+            Fault(
+                at=round(at, 3), what=what, who=rng.choice(whom), lasts=round(lasts, 3), size=round(ago_s, 3), same_boot=rng.random() < 0.5
+            )
+        )
+    # Whoever knew of an attempt may be gone: then it ends at its promised date, which must be within the run.
+    work = [msgspec.structs.replace(one, wall_s=min(one.wall_s, 600)) for one in scenario.work]
+    faults.sort(key=lambda fault: fault.at)
+    return msgspec.structs.replace(scenario, faults=faults, work=work, lost_after_s=LOST_AFTER_S)
 
 
 def _work(rng: Random, largest: int) -> Work:

@@ -7,7 +7,7 @@ import random
 import sys
 import tempfile
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterator, MutableMapping
+from collections.abc import Callable, Coroutine, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -23,13 +23,13 @@ from intertie.bus import rpc
 from intertie.bus.memory import site_account
 from intertie.contracts import endpoints
 from intertie.contracts.audit import AuditAnchor, AuditHead
-from intertie.contracts.job import AttemptRecord, CancelJob, JobSpec, OnSilence, Resources, SetQuota, SubmitJob
+from intertie.contracts.job import AttemptRecord, CancelJob, CloseAttempt, JobSpec, OnSilence, Resources, SetQuota, SubmitJob
 from intertie.contracts.site import DeviceKind
 from intertie.contracts.usage import AgreeSpec, Price
 from intertie.errors import IntertieError, Refused, Stale, Unavailable
 from intertie.ids import CANARY, AttemptId, Digest, JobId, SiteName, TenantName, minting
 from intertie.link.journal import Build
-from intertie.sim import checks, hub
+from intertie.sim import checks, hub, restores
 from intertie.sim.bus import TELEMETRY, Link, SimBroker, SimBus
 from intertie.sim.clock import START, HostClock
 from intertie.sim.disk import MeteringDisk, Moments, Networked, SchedulerDisk, SimTransfer
@@ -37,6 +37,7 @@ from intertie.sim.faults import FAULTS, strikes
 from intertie.sim.host import Agent, Host, joined_as
 from intertie.sim.loop import PARTY, Party, Stuck, VirtualLoop
 from intertie.sim.machine import Machine, Process
+from intertie.sim.restores import History
 from intertie.sim.scenario import Fault, LocalWork, Scenario, Work
 from intertie.trust.chain import sign_anchor
 from intertie.trust.keys import Key
@@ -54,6 +55,8 @@ HOLD_LOOKS = 4
 STORY = 60
 # Between a client's tries.
 AGAIN_S = 2.0
+# Between tries to cancel a job that the hub does not know, and how many: by then every site has told what it holds.
+CANCEL_AGAIN_S, CANCELS = 60.0, 25
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +117,8 @@ class World:
     anchors: list[AuditAnchor] = field(default_factory=list)
     """Of the services' audit chains, as identity keeps them."""
     gateway_away: bool = False
+    ways: list[str] = field(default_factory=list)
+    """Each that was gone, in the order of its first time."""
     sampled: dict[tuple[str, SiteName], float] = field(default_factory=dict)
     """(party, site) → when a sample of that site last came to it."""
 
@@ -128,8 +133,10 @@ class World:
         self.links: dict[str, Link] = {}
         names = ["metering", *(f"scheduler-{n}" for n in range(self.scenario.schedulers))]
         self.clocks = {name: HostClock(self.loop, offset_s=chance.uniform(-2, 2), rate=1 + chance.uniform(-5e-4, 5e-4)) for name in names}
-        self.scheduler_disk = SchedulerDisk(self.moments, self.hub_clock, self._placed, self._ruled)
-        self.metering_disk = MeteringDisk(self.moments, self.hub_clock)
+        self.scheduler_disk = SchedulerDisk(self.moments, self.hub_clock, self._placed, self._ruled, self.went)
+        self.metering_disk = MeteringDisk(self.moments, self.hub_clock, self.went)
+        self.history = History()
+        self.images: dict[Fault, Any] = {}
         self.hosts = {name: self._host(name, slots) for name, slots in zip(self._names(), self.scenario.sites, strict=True)}
         self.services: dict[str, Service] = {}
         self.restarts: dict[str, float] = {}
@@ -143,9 +150,19 @@ class World:
         clock = HostClock(self.loop, offset_s=rng.uniform(-5, 5), rate=1 + rng.uniform(-5e-4, 5e-4))
         machine = Machine(name, self.folder, clock, rng, self._began)
         queue = int(name.rpartition("-")[2]) in self.scenario.queues
-        host = Host(name, slots, clock, Key("U", rng.randbytes(32)), machine, rng, SCALE, queue=queue)
+        host = Host(name, slots, clock, Key("U", rng.randbytes(32)), machine, rng, SCALE, queue=queue, seen=self.went)
         self.links[name] = host.link
         return host
+
+    def copy_host(self, name: str, copy: str, *, same_boot: bool) -> Host:
+        """The same site on another machine, or in another container of the same one."""
+        host, rng = self.hosts[name], Random(f"host {copy} {self.scenario.seed}")
+        clock = host.clock if same_boot else HostClock(self.loop, offset_s=rng.uniform(-5, 5), boots=1_000)
+        machine = Machine(copy, self.folder, clock, rng, self._began)
+        slots = len(host.pool.devices)
+        twin = Host(copy, slots, clock, host.key, machine, rng, SCALE, queue=False, site=host.site, seen=self.went)
+        self.links[copy], self.hosts[copy] = twin.link, twin
+        return twin
 
     # --- what is seen ---
 
@@ -158,6 +175,12 @@ class World:
         if text not in self.violations:
             self.tell(f"VIOLATION {text}")
             self.violations.append(text)
+
+    def went(self, way: str) -> None:
+        """A named way out, or into trouble, that somebody went: what a written scenario asks for."""
+        if way not in self.ways:
+            self.tell(f"way: {way}")
+            self.ways.append(way)
 
     def _message(self, party: str, subject: str, size: int) -> None:
         self._trace.update(f"{self.loop.time():.6f} {party} {subject} {size}".encode())
@@ -196,6 +219,10 @@ class World:
 
     # --- processes ---
 
+    def standing(self) -> list[Host]:
+        """Sites, without copies of them that are gone."""
+        return [host for host in self.hosts.values() if not host.ended]
+
     def link(self, who: str) -> Link:
         return self.links[who]
 
@@ -217,6 +244,10 @@ class World:
         bus = self.broker.connect(process.party, self.links[name])
         task = process.party.spawn(process.work(bus), name)
         task.add_done_callback(lambda done: self._over(name, done))
+
+    def begin_agent(self, name: str) -> None:
+        """Of a host that was not there before."""
+        self.fate.context().run(self._start_agent, name)
 
     def _start_agent(self, name: str) -> None:
         host = self.hosts[name]
@@ -243,7 +274,7 @@ class World:
     over: bool = False
 
     def _again(self, name: str) -> None:
-        if self.over:
+        if self.over or (name in self.hosts and self.hosts[name].ended):
             return
         self.tell(f"{name} starts again")
         if name in self.hosts:
@@ -311,6 +342,7 @@ class World:
     async def _client(self) -> None:
         party = Party("user")
         bus = self.broker.connect(party, Link())
+        self.user = (party, bus)
 
         def begin() -> None:
             agree = AgreeSpec(
@@ -370,8 +402,50 @@ class World:
         self.tell(f"{reply.job.job} is taken in: {work.slots} slots for {work.runs_s:.1f} s, exit {work.code}")
         if work.cancel_at is not None:
             await asyncio.sleep(max(0.0, work.cancel_at - self.loop.time()))
-            await self._until_answered(bus, endpoints.CANCEL, CancelJob(job=reply.job.job), claims)
-            self.tell(f"{reply.job.job} is to be cancelled")
+            await self._cancel(bus, reply.job.job, claims)
+        self.asked += 1
+
+    async def _cancel(self, bus: SimBus, job: JobId, claims: str) -> None:
+        """A job that a restore took is perhaps heard of again, when its site has told what it holds: then it is asked again."""
+        for _ in range(CANCELS):
+            try:
+                await self._until_answered(bus, endpoints.CANCEL, CancelJob(job=job), claims)
+            except Refused:
+                if not self.history.restored:
+                    raise
+                await asyncio.sleep(CANCEL_AGAIN_S)
+            else:
+                self.tell(f"{job} is to be cancelled")
+                return
+
+    def ask_again(self) -> None:
+        """The scheduler was put back: whoever had cancelled looks at the job, and does it again."""
+        party, bus = self.user
+        for number, job in self.jobs.items():
+            work = self.scenario.work[number]
+            if job in self.history.cancelled:
+                self.asked -= 1
+                party.spawn(self._cancel_again(bus, job, f"tenant_user:ann:{work.tenant}"))
+
+    async def _cancel_again(self, bus: SimBus, job: JobId, claims: str) -> None:
+        await self._cancel(bus, job, claims)
+        self.asked += 1
+
+    def close_attempts_of(self, twin: Host) -> None:
+        """A named person who knows that a copy of a site is gone says so of what it had begun."""
+        party, bus = self.user
+        names = [name for name in twin.machine.disk.runs if any(one.run.attempt.id == name for one in twin.machine.processes)]
+        self.asked -= 1
+        party.spawn(self._close(bus, twin, names))
+
+    async def _close(self, bus: SimBus, twin: Host, names: Sequence[AttemptId]) -> None:
+        for name in names:
+            ask = CloseAttempt(attempt=name, reason="it ran in a copy of the site that is gone")
+            try:
+                await self._until_answered(bus, endpoints.CLOSE_ATTEMPT, ask, "operator:op")
+                self.tell(f"{name} is closed by a person: {twin.name} is gone")
+            except Refused as err:
+                self.tell(f"{name} needs no closing: {err.code}")
         self.asked += 1
 
     def _local(self, work: LocalWork) -> None:
@@ -407,6 +481,7 @@ class World:
         await self._client()
         for fault in self.scenario.faults:
             begin, end = FAULTS[fault.what]
+            restores.plan(self, fault)
             self.loop.call_at(fault.at, self._strike, begin, fault, "begins", context=self.fate.context())
             self.loop.call_at(fault.at + fault.lasts, self._strike, end, fault, "ends", context=self.fate.context())
         self.fate.spawn(self._look_at_holds())
