@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
+from typing import Any
 
 from intertie.agent.adapters.fake import Disk, FakeAdapter, Run
 from intertie.agent.adapters.port import Chunk, Presence
@@ -243,17 +244,25 @@ class SimAdapter(FakeAdapter):
         return fenced
 
     async def ended(self, attempt: Attempt) -> Exit:
+        why = await self._see_out(attempt.id)
         end = await super().ended(attempt)
         await self.moments.pass_by(0.2)
-        return end
+        return replace(end, certain=True, stopped_for=why) if why and not end.certain and not end.rebooted else end
+
+    async def _see_out(self, attempt: AttemptId) -> str:
+        """As `orphans.Orphan.see_out`: work whose supervisor is lost is stopped by the agent, if it must be and the agent lives; why."""
+        while (process := self.machine.of(attempt)) is not None and process.live and not process.job.done():
+            watched = set[asyncio.Task[Any]]()
+            if not process.supervisor.dead:
+                watched = {process.supervisor.tasks[0]}
+            elif why := self._ends_for(process, self.clock.boot_s()):
+                await self._end(process, GRACE_S)
+                return why
+            await asyncio.wait({process.job, *watched}, timeout=None if watched else LOOK_S, return_when=asyncio.FIRST_COMPLETED)
+        return ""
 
     async def stop(self, attempt: AttemptId, grace_s: int) -> None:
-        """The supervisor is told; where it is lost the job itself is, by whoever still can."""
         await self.moments.pass_by()
-        process = self.machine.of(attempt)
-        if process is not None and process.supervisor.dead and process.live:
-            self.machine.party.context().run(asyncio.create_task, self._end(process, grace_s))
-            return
         await super().stop(attempt, grace_s)
 
     async def log(self, attempt: AttemptId, offset: int, limit: int) -> Chunk:
