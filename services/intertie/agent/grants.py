@@ -6,13 +6,14 @@ other. `agent.core.grants` says whether the allowance holds it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from intertie.agent import accounts
+from intertie.agent.accounts import LocalAccount
 from intertie.agent.books import put_setting, save, see, together
 from intertie.agent.core import grants as rules
 from intertie.agent.core.devices import Chosen, Pool, choose
@@ -57,6 +58,8 @@ class Grants:
 
     def __init__(self, site: Site) -> None:
         self._site = site
+        self.local: Callable[[str], LocalAccount | None] = accounts.by_name
+        """Local accounts by their names: this machine's, but where a machine is in memory."""
         self.taken: dict[AttemptId, TakenBy] = {}
         self.refused = 0
         """Since this was last written down."""
@@ -112,7 +115,7 @@ class Grants:
         account = next((one.account for one in site.settings.mappings if one.tenant == tenant), None)
         if account is None:
             raise Denied("grant.account", f"{tenant} is no local account here", next_step="intertie local status shows who is")
-        known = accounts.by_name(account)
+        known = self.local(account)
         if known is None or known.uid != uid:
             raise Denied(
                 "grant.account", f"{tenant}'s work is taken from its local account {account} alone", next_step=f"call it as {account}"

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 
 from intertie.agent.core.model import OPEN, Attempt
 from intertie.contracts.audit import AuditChainQuery
-from intertie.contracts.base import EVENT_STREAM, Empty
+from intertie.contracts.base import EVENT_STREAM, Empty, decode
 from intertie.contracts.job import AttemptRecord, JobState, OnSilence
-from intertie.contracts.link import Lane
+from intertie.contracts.link import IslandedGrant, Lane
 from intertie.contracts.usage import UsagePhase
-from intertie.ids import AttemptId, Digest
+from intertie.ids import AttemptId, Digest, TenantName
 from intertie.lane.memory import MemoryLaneTables
 from intertie.lifecycle import JOB_MOVES, JOB_TERMINAL
 from intertie.link.journal import first_digest, next_digest
@@ -29,7 +29,7 @@ from intertie.scheduler.core.rows import AttemptState
 from intertie.scheduler.core.sight import LIVE_S
 from intertie.sim.disk import NEVER, MeteringDisk, SchedulerDisk
 from intertie.sim.foreign import FORGED, KIND
-from intertie.sim.host import Host
+from intertie.sim.host import Agent, Host
 from intertie.sim.hub import OPERATOR
 from intertie.sim.machine import SLOW_START_S, Machine, Process, processes
 from intertie.store import MemoryChain, verify_chain
@@ -77,10 +77,59 @@ def at_start(world: World, machine: Machine, process: Process) -> Iterator[str]:
     row = world.scheduler_disk.attempt_rows.get(mine.id)
     if mine.local is not None:
         return
+    agent = world.hosts[machine.name].agent
+    if agent is not None and mine.id in agent.site.grants.taken:
+        if agent.silent and mine.tenant is not None:
+            yield from _within(agent, mine.tenant, sum(len(one.run.attempt.devices) for one in machine.live() if _is_of(one, mine.tenant)))
+        return
     if mine.id in world.scheduler_disk.called_never or (row is not None and row.state in NEVER):
         yield f"invariant 2: {mine.id} starts, and the hub has called it {row.state if row else 'never started'}"
     if why := _go_is_over(mine, machine):
         yield f"invariant 1: {mine.id} starts by a go that stands no more: {why}"
+
+
+def _is_of(process: Process, tenant: TenantName) -> bool:
+    return process.run.attempt.local is None and process.run.attempt.tenant == tenant
+
+
+def _allowed(agent: Agent, tenant: TenantName) -> int | None:
+    """Slots of a tenant's islanded allowance, as the site was told last; None if of none."""
+    grants = (decode(sealed.payload, IslandedGrant, what="grant") for sealed in agent.site.settings.grants)
+    return next((grant.devices for grant in grants if grant.tenant == tenant), None)
+
+
+def _within(agent: Agent, tenant: TenantName, slots: int) -> Iterator[str]:
+    allowed = _allowed(agent, tenant) or 0
+    if slots > allowed:
+        yield f"invariant 12: {tenant} has {slots} slots of {agent.host.site}, which is alone and may give it {allowed}"
+
+
+def _held_of(agent: Agent, tenant: TenantName) -> int:
+    books = agent.site.books
+    return sum(len(a.devices) for a in books.attempts.values() if a.local is None and a.tenant == tenant and a.state in OPEN)
+
+
+def taken_alone(agent: Agent, tenant: TenantName) -> Iterator[str]:
+    """12: while it is alone a site gives a tenant no more than its allowance, what the hub placed there included."""
+    if agent.silent:
+        yield from _within(agent, tenant, _held_of(agent, tenant))
+
+
+def refused_alone(agent: Agent, tenant: TenantName, slots: int, code: str) -> Iterator[str]:
+    """12: what the allowance holds and the devices allow is not refused, and whatever else is refused says so rightly. At this instant."""
+    site, allowed = agent.site, _allowed(agent, tenant)
+    waiting = any(a.local is not None and a.state == "waiting" for a in site.books.attempts.values())
+    free = len(agent.host.pool.devices) - len(site.books.holds.holder)
+    rightly = {
+        "grant.not_islanded": not agent.silent,
+        "grant.account": site.settings.revision == 0,
+        "grant.none": allowed is None,
+        "grant.devices": allowed is not None and _held_of(agent, tenant) + slots > allowed,
+        "device_busy": free < slots or waiting,
+        "agent.disk_full": agent.host.disk_full,
+    }
+    if not rightly.get(code):
+        yield f"invariant 12: {tenant} asks for {slots} slots of {agent.host.site}, which is alone, and is refused: {code}"
 
 
 def _go_is_over(attempt: Attempt, machine: Machine) -> str:
@@ -432,8 +481,9 @@ def _numbers(world: World) -> Iterator[str]:
 def _audited(world: World) -> Iterator[str]:
     """13: each job that was taken in has exactly one row that says so, and each cancel that changed something too."""
     rows = Counter((row.action, row.target) for row in world.scheduler_disk.audits if row.result == "ok")
-    known, lost = world.scheduler_disk.jobs, world.history.jobs
-    for job in known.values():
+    alone = {row.record.job for row in world.scheduler_disk.attempt_rows.values() if row.record.islanded_submit}
+    known, lost = world.scheduler_disk.jobs.keys() - alone, world.history.jobs
+    for job in (world.scheduler_disk.jobs[name] for name in sorted(known)):
         if rows[("job.submit", job.job)] != 1 and not (rows[("job.submit", job.job)] == 0 and job.job in lost):
             yield f"invariant 13: {rows[('job.submit', job.job)]} rows say that {job.job} was submitted"
         if job.cancel is not None and rows[("job.cancel", job.job)] != 1:
@@ -442,7 +492,7 @@ def _audited(world: World) -> Iterator[str]:
     if len(agreed) != len(world.metering_disk.agreed):
         yield f"invariant 13: {len(agreed)} rows say that {len(world.metering_disk.agreed)} prices were agreed"
     asked = set(world.jobs.values())
-    if len(asked) != len(world.scenario.work) or asked - known.keys() - lost or known.keys() - asked - lost:
+    if len(asked) != len(world.scenario.work) or asked - known - lost or known - asked - lost:
         yield f"invariant 13: {len(world.scenario.work)} requests became {len(known)} jobs"
 
 
@@ -451,7 +501,9 @@ async def _chained(world: World) -> list[str]:
     found = []
     for disk in (world.scheduler_disk, world.metering_disk):
         page = await MemoryChain(disk).page(AuditChainQuery(limit=MOST_LINKS))
-        wrong = verify_chain(disk.service, page.links, world.anchors, unchained=page.unchained, waiting=page.waiting, key=world.key.public)
+        # A store that was put back lacks rows that were anchored, and a verification says so, rightly.
+        anchors = [] if disk.service in world.history.restored else world.anchors
+        wrong = verify_chain(disk.service, page.links, anchors, unchained=page.unchained, waiting=page.waiting, key=world.key.public)
         found += [f"invariant 13: the audit chain of {disk.service}: {finding}" for finding in wrong]
         if page.unchained or page.more:
             found.append(f"invariant 13: {len(page.unchained)} rows of {disk.service} are in no link, {len(page.links)} are")

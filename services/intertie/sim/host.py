@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from random import Random
 
+from intertie.agent.accounts import LocalAccount
 from intertie.agent.core.devices import Pool, state_of
 from intertie.agent.journal import Bounds, Pending, prepare
 from intertie.agent.reopen import begin, recall_place, reopen, tell_held
@@ -37,6 +38,8 @@ LOG = log.get("sim.host")
 
 POOL = PoolName("main")
 LANES = (Lane.SCHEDULER, Lane.METERING)
+# Of every tenant's local account on a simulated machine.
+TENANT_UID = 60_001
 # As the agent's own.
 TICK_S = 1.0
 
@@ -164,6 +167,7 @@ class Agent:
             boot=host.boot,
         )
         self.site.islanded = lambda: self.silent
+        self.site.grants.local = lambda name: LocalAccount(name, TENANT_UID, TENANT_UID, (), "/")
         self.site.may_start = self._rules_here
         self.site.offset = self._offset
         self.site.wake = self._wake

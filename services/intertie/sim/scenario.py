@@ -24,6 +24,9 @@ RERUN = 0.25
 RESTORED = 0.08
 RESTORES = ("restore_store", "failover", "restore_disk", "clone", "gone")
 LOST_AFTER_S = 600.0
+# Share of runs in which tenants have islanded allowances, and the faults in which a site is alone.
+GRANTS = 0.35
+ALONE = ("cut", "bus_down", "deaf_in", "deaf_out")
 # Share of sites whose work goes through a scheduler of their own.
 QUEUES = 0.2
 
@@ -46,12 +49,13 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LocalWork(msgspec.Struct, frozen=True, kw_only=True):
-    """The owner's own job on a site's machine."""
+    """The owner's own job on a site's machine; or, with `tenant`, that one's, given to a site that is alone."""
 
     at: float
     site: str
     slots: int
     runs_s: float
+    tenant: str = ""
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,6 +81,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     quotas: dict[str, int] = {}
     """Tenant → slots at once that it may have; set at `quotas_at`, whatever it uses by then."""
     quotas_at: float = 60.0
+    grants: dict[str, int] = {}
+    """Tenant → slots that it may use at each site while that is alone."""
     lease_s: int = 400
     """Of work that asks to be run again; real ones are long, so that no restart of a hub stops work. Longer than an idle lane keeps quiet, and than
     a site must be quiet to be called silent: both are beats, and scaled."""
@@ -117,7 +123,7 @@ def draw(seed: int, only: Sequence[str] = ()) -> Scenario:
     queued = [names[n] for n in queues]
     faults = sorted((_fault(rng, names, queued, hub, only) for _ in range(many)), key=lambda fault: fault.at)
     drawn = Scenario(seed=seed, sites=sites, queues=queues, schedulers=schedulers, work=work, local=local, faults=faults)
-    return _restored(drawn, names, asked)
+    return _alone(_restored(drawn, names, asked), names, asked)
 
 
 def _restored(scenario: Scenario, sites: list[str], asked: Sequence[str]) -> Scenario:
@@ -144,6 +150,26 @@ def _restored(scenario: Scenario, sites: list[str], asked: Sequence[str]) -> Sce
     work = [msgspec.structs.replace(one, wall_s=min(one.wall_s, 600)) for one in scenario.work]
     faults.sort(key=lambda fault: fault.at)
     return msgspec.structs.replace(scenario, faults=faults, work=work, lost_after_s=LOST_AFTER_S)
+
+
+def _alone(scenario: Scenario, sites: list[str], asked: Sequence[str]) -> Scenario:
+    """In a share of runs tenants have islanded allowances, and a site is cut off and asked by them. Drawn apart, too."""
+    rng = Random(f"alone {scenario.seed}")
+    if asked or rng.random() >= GRANTS or any(fault.what in RESTORES for fault in scenario.faults):
+        return scenario
+    cut = Fault(at=round(rng.uniform(20, 150), 3), what="cut", who=rng.choice(sites), lasts=round(rng.uniform(20, 90), 3))
+    faults = sorted([*scenario.faults, cut], key=lambda fault: fault.at)
+    local = list(scenario.local)
+    for fault in faults:
+        if fault.what not in ALONE or fault.lasts < 5.0:
+            continue
+        for _ in range(rng.randint(1, 3)):
+            site = fault.who if fault.who in sites else rng.choice(sites)
+            slots = rng.randint(1, scenario.sites[sites.index(site)])
+            at = round(fault.at + rng.uniform(0.1, min(fault.lasts, 60.0)), 3)
+            local.append(LocalWork(at=at, site=site, slots=slots, runs_s=rng.uniform(1, 90), tenant=rng.choice(("acme", "beta"))))
+    grants = {tenant: rng.randint(1, 3) for tenant in ("acme", "beta") if rng.random() < 0.8}
+    return msgspec.structs.replace(scenario, grants=grants, local=local, faults=faults)
 
 
 def _work(rng: Random, largest: int) -> Work:

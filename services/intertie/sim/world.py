@@ -23,10 +23,10 @@ from intertie.bus import rpc
 from intertie.bus.memory import site_account
 from intertie.contracts import endpoints
 from intertie.contracts.audit import AuditAnchor, AuditHead
-from intertie.contracts.job import AttemptRecord, CancelJob, CloseAttempt, JobSpec, OnSilence, Resources, SetQuota, SubmitJob
+from intertie.contracts.job import AttemptRecord, CancelJob, CloseAttempt, JobSpec, OnSilence, Resources, SetGrant, SetQuota, SubmitJob
 from intertie.contracts.site import DeviceKind
 from intertie.contracts.usage import AgreeSpec, Price
-from intertie.errors import IntertieError, Refused, Stale, Unavailable
+from intertie.errors import IntertieError, NotFound, Refused, Stale, Unavailable
 from intertie.ids import CANARY, AttemptId, Digest, JobId, SiteName, TenantName, minting
 from intertie.link.journal import Build
 from intertie.sim import checks, hub, restores
@@ -34,7 +34,7 @@ from intertie.sim.bus import TELEMETRY, Link, SimBroker, SimBus
 from intertie.sim.clock import START, HostClock
 from intertie.sim.disk import MeteringDisk, Moments, Networked, SchedulerDisk, SimTransfer
 from intertie.sim.faults import FAULTS, strikes
-from intertie.sim.host import Agent, Host, joined_as
+from intertie.sim.host import TENANT_UID, Agent, Host, joined_as
 from intertie.sim.loop import PARTY, Party, Stuck, VirtualLoop
 from intertie.sim.machine import Machine, Process
 from intertie.sim.restores import History
@@ -358,6 +358,10 @@ class World:
                 party.spawn(self._work(bus, number, work))
             for tenant, slots in self.scenario.quotas.items():
                 party.spawn(self._quota(bus, TenantName(tenant), slots))
+            for tenant, slots in self.scenario.grants.items():
+                for name in self._names():
+                    ask = SetGrant(tenant=TenantName(tenant), site=SiteName(name), kind=DeviceKind.SLOT, devices=slots)
+                    party.spawn(self._grant(bus, ask))
             for local in self.scenario.local:
                 self.loop.call_at(local.at, self._local, local, context=self.fate.context())
 
@@ -367,6 +371,14 @@ class World:
         await asyncio.sleep(self.scenario.quotas_at)
         await self._until_answered(bus, endpoints.SET_QUOTA, SetQuota(tenant=tenant, kind=DeviceKind.SLOT, limit=slots), "operator:op")
         self.tell(f"{tenant} may have {slots} slots at once")
+
+    async def _grant(self, bus: SimBus, ask: SetGrant) -> None:
+        while True:
+            try:
+                await self._until_answered(bus, endpoints.SET_GRANT, ask, "operator:op")
+                return
+            except NotFound:
+                await asyncio.sleep(AGAIN_S)  # A scheduler that has just started does not know its sites yet.
 
     async def _until_answered(self, bus: SimBus, endpoint: Any, request: Any, claims: str) -> Any:
         while True:
@@ -453,7 +465,8 @@ class World:
         agent = host.agent
         if agent is None or agent.party.dead or agent.party.paused or not agent.ready or host.disk_full:
             return
-        agent.party.spawn(self._local_submit(agent, work), "local-user")
+        submit = self._alone_submit if work.tenant else self._local_submit
+        agent.party.spawn(submit(agent, work), "local-user")
 
     async def _local_submit(self, agent: Agent, work: LocalWork) -> None:
         try:
@@ -465,6 +478,20 @@ class World:
                 self.wrong(f"invariant 12: local work at {work.site} was refused: {err.code}")
             return
         self.tell(f"{job.id} is the owner's own work at {work.site}")
+
+    async def _alone_submit(self, agent: Agent, work: LocalWork) -> None:
+        """Asked of a site that is alone, by a tenant's local account."""
+        spec = JobSpec(name="alone", script=f"sleep {work.runs_s:.3f}\nexit 0\n", resources=Resources(slots=work.slots), wall_s=600)
+        tenant = TenantName(work.tenant)
+        try:
+            taken = await agent.site.grants.submit(tenant=tenant, spec=spec, env={}, uid=TENANT_UID)
+        except IntertieError as err:
+            for text in checks.refused_alone(agent, tenant, work.slots, err.code):
+                self.wrong(text)
+            return
+        self.tell(f"{taken.id} is {tenant}'s, taken by {work.site} alone")
+        for text in checks.taken_alone(agent, tenant):
+            self.wrong(text)
 
     # --- the run ---
 
