@@ -27,13 +27,14 @@ from intertie.contracts.base import Contract
 from intertie.contracts.endpoints import Endpoint
 from intertie.contracts.identity import Claims, IdentitySnapshotReply, MappingRecord, MappingsChanged, Role
 from intertie.contracts.job import CancelJob, JobQuery, JobRecord, JobSpec, Resources, SubmitJob
-from intertie.contracts.link import Offer
+from intertie.contracts.link import Lane, Offer
 from intertie.contracts.site import SitesReply
 from intertie.contracts.usage import MeteringSnapshotReply
 from intertie.errors import Denied, Refused, Unauthenticated, Unavailable
-from intertie.ids import JobId, PrincipalId, SiteName, TenantName
+from intertie.ids import CANARY, JobId, PrincipalId, SiteName, TenantName
+from intertie.lane.pg import PgLaneTables
 from intertie.scheduler.canary import Canary
-from intertie.store import EVENTS
+from intertie.store import EVENTS, Database
 from intertie.trust.claims import sign_claims, verify_claims
 from intertie.trust.login import FileLogin
 
@@ -52,6 +53,8 @@ class World:
     site: SiteName
     canary: bool = True
     """The process runs a canary of its own."""
+    canary_creds: Path | None = None
+    """Other credentials of it than the hub's folder has."""
 
     def environ(self) -> dict[str, str]:
         url, password = self.pg.role("scheduler")
@@ -69,7 +72,7 @@ class World:
             "INTERTIE_DATA_DIR": str(self.folder),
             "INTERTIE_READY_FILE": str(self.folder / "ready"),
             "INTERTIE_BEAT_S": "0.2",
-        } | ({"INTERTIE_CANARY_CREDS": str(self.hub.layout.creds_file("canary"))} if self.canary else {})
+        } | ({"INTERTIE_CANARY_CREDS": str(self.canary_creds or self.hub.layout.creds_file("canary"))} if self.canary else {})
 
     def log(self) -> str:
         return (self.folder / "scheduler.log").read_text(encoding="utf-8")
@@ -190,6 +193,38 @@ async def test_the_canary_is_answered_across_its_account_after_a_commit_and_is_n
                 await until(lambda: len(answered) > heard + 1, "and by the next process, too", within_s=LIMIT_S)
     finally:
         await bus.close()
+
+
+async def test_a_canary_that_cannot_connect_at_the_start_is_heard_as_soon_as_it_can(world: World, short_folder: Path) -> None:
+    """The hub serves meanwhile, and is deaf; nobody starts it again."""
+    world.canary_creds = short_folder / "canary.creds"
+
+    async def syncs() -> int:
+        row = await tables.site(Lane.SCHEDULER, CANARY)
+        return row.heard if row is not None else 0
+
+    async with world.scheduler() as process, AsyncExitStack() as held:
+        url, password = world.pg.role("scheduler")
+        db = await Database.open(url, password=password, schema="scheduler")
+        held.push_async_callback(db.close)
+        tables = PgLaneTables(db)
+        await until(lambda: "the bus is not reached" in world.log(), "it tries", within_s=LIMIT_S)
+        assert await syncs() == 0
+
+        def appear() -> None:
+            assert world.canary_creds is not None
+            part = world.canary_creds.with_suffix(".part")
+            part.touch(mode=0o600)
+            part.write_bytes(world.hub.layout.creds_file("canary").read_bytes())
+            part.replace(world.canary_creds)
+
+        await asyncio.to_thread(appear)
+
+        async def heard() -> bool:
+            return await syncs() >= 2
+
+        await until(heard, "the canary is committed", within_s=LIMIT_S)
+        assert process.poll() is None
 
 
 async def test_jobs_run_across_account_borders_through_a_kill_and_none_runs_twice(world: World, agent: Agent) -> None:
