@@ -45,7 +45,7 @@ from intertie.contracts.telemetry import DeviceSample, NodeSample, encode_sample
 from intertie.contracts.usage import Segment
 from intertie.errors import Unavailable
 from intertie.ids import AttemptId, DeviceId, InstructionId, JournalId, PoolName, SegmentId, SessionId, SiteName, mint
-from intertie.link.keeper import BATCH_ENTRIES
+from intertie.link.keeper import BATCH_ENTRIES, MOST_EPOCH
 from intertie.trust.claims import site_claims
 from intertie.trust.keys import Key
 from intertie.trust.seal import seal
@@ -168,7 +168,7 @@ async def test_what_is_no_sync_is_told_to_people_and_holds_up_nobody(
         ({"journal": JournalId("jnl-another")}, LaneState.AGENT_RESTORED),
         # Says of a session that was never ours that it was answered.
         ({"session": SessionId("ses-another"), "taken_nonce": 7}, LaneState.SUPERSEDED),
-        ({"instruction_epoch": HUGE}, LaneState.HUB_RESTORED),
+        ({"instruction_epoch": MOST_EPOCH}, LaneState.HUB_RESTORED),
     ],
     ids=lambda value: str(value)[:40],
 )

@@ -325,7 +325,7 @@ async def test_a_list_that_is_told_again_and_again_has_nothing_read_again(hub: H
     other = await running(hub, victim)
     lane = thief[Lane.SCHEDULER]
     for number in range(20):
-        strange = {"attempt": AttemptId(f"att-none-{number}"), "job": JobId("job-none"), "epoch": 1, "generation": 1}
+        strange: dict[str, Any] = {"attempt": AttemptId(f"att-none-{number}"), "job": JobId("job-none"), "epoch": 1, "generation": 1}
         lane.add(Started(seq=lane.next_seq, at=CLOCK.now(), **strange, started=CLOCK.now(), devices=[], native_id="1", account=""))
     await aside(thief, 20)
     for _ in range(20):
