@@ -15,7 +15,10 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol, TypeVar
 
+from intertie.observe import log
+
 T = TypeVar("T")
+LOG = log.get("test.wires")
 
 CLONE_NEWNET = 0x40000000
 HUB = "10.77.0.1"
@@ -204,15 +207,19 @@ class Relay:
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
+        opened = [writer]
         try:
             await self._open.wait()
             there, back = await asyncio.open_connection(*self._target)
+            opened.append(back)
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._carry(reader, back))
                 group.create_task(self._carry(there, writer))
         except* (OSError, asyncio.CancelledError):
-            writer.transport.abort()
+            LOG.debug("a relayed connection is over")
         finally:
+            for end in opened:
+                end.transport.abort()
             self._tasks.discard(task)
 
     async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
