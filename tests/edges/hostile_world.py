@@ -142,7 +142,7 @@ class Tongue:
             "digest_before": self.digest_at(self.acked),
             "entries": [msgspec.Raw(raw) for raw in self.raws[self.acked :]],
             "at_head": True,
-            "running": self.holding(),
+            "running": [attempt for attempt in self.holding() if "\x00" not in attempt],
             "instruction_epoch": self.mark[0],
             "instruction_mark": self.mark[1],
             "clocks": Clocks(utc=CLOCK.now(), boot_s=CLOCK.monotonic_s(), kernel_boot="boot-1"),
