@@ -34,6 +34,8 @@ class Party:
         self.name = name
         self.dead = False
         self.paused = False
+        self.asleep_at: float | None = None
+        """Since when the whole machine stands still, and with it the clock that timers go by."""
         self.doom = ""
         """`before` or `after`: die at a commit, on that side of it …"""
         self.doom_in = 1
@@ -69,8 +71,11 @@ class Party:
         for task in list(self.tasks):
             task.cancel()
 
-    def pause(self) -> None:
+    def pause(self, *, asleep: bool = False) -> None:
+        """`asleep`: CLOCK_MONOTONIC stands still too, and what a timer had left it has left afterwards."""
         self.paused = True
+        if asleep and self.asleep_at is None:
+            self.asleep_at = asyncio.get_running_loop().time()
 
     def resume(self) -> None:
         self.paused = False
@@ -153,8 +158,26 @@ class VirtualLoop(asyncio.base_events.BaseEventLoop):
         """Nobody waits in a selector."""
 
     def unpark(self, party: Party) -> None:
+        if party.asleep_at is not None:
+            self._put_off(party, self._time - party.asleep_at)
+            party.asleep_at = None
         self._ready.extend(party.parked)
         party.parked.clear()
+
+    def _put_off(self, party: Party, slept_s: float) -> None:
+        """Its timers are due so much later; what came over the network meanwhile is there at once."""
+
+        def sleeps(handle: Any) -> bool:
+            mine = handle._context
+            return isinstance(handle, asyncio.TimerHandle) and mine.get(PARTY, NOBODY) is party and mine is not party.callbacks
+
+        for handle in [one for one in party.parked if sleeps(one)]:
+            party.parked.remove(handle)
+            assert isinstance(handle, asyncio.TimerHandle)
+            self._plans += 1
+            self._planned.append((handle.when(), self._plans, handle))
+        self._planned[:] = [(when + slept_s if sleeps(handle) else when, number, handle) for when, number, handle in self._planned]
+        heapq.heapify(self._planned)
 
     def _run_once(self) -> None:
         """One turn: jump if nothing is ready, take the timers that are due, run what was ready when the turn began."""

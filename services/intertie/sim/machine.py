@@ -88,7 +88,7 @@ class Machine:
         for process in self.live():
             process.stopped = process.stopped or clocks_too
         for party in self._parties():
-            party.pause()
+            party.pause(asleep=True)
 
     def resume(self) -> None:
         for party in self._parties():

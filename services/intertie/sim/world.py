@@ -311,7 +311,7 @@ class World:
     def freeze(self, name: str, *, clocks_too: bool) -> None:
         """The whole machine stands still, agent, supervisors and jobs alike."""
         self.hosts[name].machine.pause(clocks_too=clocks_too)
-        self.pause(name)
+        self._party(name).pause(asleep=True)
 
     def thaw(self, name: str) -> None:
         self.hosts[name].machine.resume()
