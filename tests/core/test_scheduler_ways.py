@@ -84,8 +84,11 @@ def test_what_it_does_not_hold_elsewhere_is_unreachable_with_a_date() -> None:
 
 
 def test_what_lies_in_an_older_journal_is_not_ended_by_the_place_of_a_newer_one() -> None:
-    """Moved to another host, then opened anew there: the new host's folder says nothing of the old one's."""
-    assert isinstance(ways.opened(opened(previous="jnl-2"), running(), Source(SITE, JournalId("jnl-3")), NOW), Ignored)
+    """Moved to another host, then opened anew there: the new host's folder says nothing of the old one's. A disk restored to before its journal was
+    opened anew is the same to the hub: it must not wait for ever either."""
+    change = changed(ways.opened(opened(previous="jnl-2"), running(), Source(SITE, JournalId("jnl-3")), NOW))
+    assert change.attempt is not None
+    assert (change.job.state, change.attempt.record.lost_by) == (JobState.RUNNING, NOW + timedelta(days=7, hours=1))
 
 
 def test_an_offer_is_not_compared() -> None:
@@ -130,7 +133,7 @@ def test_a_job_that_the_hub_lost_is_taken_up_from_its_signed_offer_and_moves_on(
     """LINK D3: job, client key, tenant, attempt and generation; no number is used again."""
     job = ways.adopted_job(offer(), NEW, NOW)
     assert (job.tenant, job.client_key, job.submitted_by) == (ACME, "k1", "ann")
-    change = changed(ways.adopt(named(), offer(), attribution(), File(job), NEW, NOW))
+    change = changed(ways.adopt(named(), offer(), attribution(), File(job), NEW, NOW, evidence="entry site-a/jnl-2/1"))
     assert change.attempt is not None
     assert (change.job.state, change.job.generation, change.job.attempts) == (JobState.PLACED, 3, 3)
     assert (change.attempt.live, change.attempt.state, change.attempt.journal) == (True, AttemptState.CLAIMED, "jnl-2")
@@ -142,7 +145,7 @@ def test_what_is_taken_up_beside_a_live_attempt_is_stopped() -> None:
     file = running()
     offered = offer(attempt=AttemptId("att-9"))
     seen = HeldAttempt(attempt=AttemptId("att-9"), job=JOB, epoch=1, generation=3, state="running", offer=SEALED)
-    change = changed(ways.adopt(seen, offered, attribution(), file, NEW, NOW))
+    change = changed(ways.adopt(seen, offered, attribution(), file, NEW, NOW, evidence="entry site-a/jnl-2/1"))
     assert change.attempt is not None
     assert (change.job.state, change.attempt.live, change.attempt.holding) == (JobState.RUNNING, False, True)
     assert orders_of(change.attempt, change.job) == (Order.STOP,)
@@ -156,7 +159,7 @@ def test_an_offer_that_was_made_to_another_is_not_believed(what: str) -> None:
         if what == "site":
             ways.adopted_job(offer(site=SiteName("site-b")), NEW, NOW)
         body = offer(attempt=AttemptId("att-9")) if what == "attempt" else offer(tenant=TenantName("beta"))
-        ways.adopt(named(), body, attribution(), File(job), NEW, NOW)
+        ways.adopt(named(), body, attribution(), File(job), NEW, NOW, evidence="entry site-a/jnl-2/1")
 
 
 # --- taken in while islanded -------------------------------------------------------------------------------------------------------------------

@@ -55,6 +55,17 @@ def test_a_snapshot_fills_the_gap_and_what_came_after_counts() -> None:
     assert not made.beat(heads(7), NOUNS)
 
 
+def test_a_raised_epoch_asks_for_a_snapshot_until_one_was_taken() -> None:
+    """Nothing is missing by the numbers; but what was heard of a tail that a restore took is no longer so, and no event ever says it."""
+    made = watch(1, 2, 3)
+    assert not made.beat(heads(3), NOUNS)
+    assert made.beat(heads(0, epoch=2), NOUNS) and made.beat(heads(0, epoch=2), NOUNS)
+    made.contains(made.said("registry"))
+    assert not made.beat(heads(0, epoch=2), NOUNS)
+    made.arrived("registry", "pool", 2, 1)
+    assert not made.beat(heads(1, epoch=2), NOUNS)
+
+
 def test_a_raised_epoch_begins_its_numbers_anew() -> None:
     made = watch(1, 2, 3)
     made.beat(heads(1, epoch=2), NOUNS)

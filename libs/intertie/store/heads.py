@@ -23,6 +23,8 @@ class _Noun:
     ahead: set[int] = field(default_factory=set)
     said: tuple[int, int] | None = None
     """(epoch, number) of the head at the beat before."""
+    raised: bool = False
+    """Its keeper began another epoch since the last snapshot: it may have forgotten, and now tells otherwise, what is known here."""
 
     def take(self, epoch: int, number: int) -> None:
         if epoch > self.epoch:
@@ -40,6 +42,7 @@ class _Noun:
             self.ahead.discard(self.number)
 
     def through(self, epoch: int, number: int) -> None:
+        self.raised = False
         if (epoch, number) > (self.epoch, self.number):
             if epoch > self.epoch:
                 self.ahead.clear()
@@ -64,13 +67,15 @@ class HeadsWatch:
             self._nouns.setdefault((service, noun), _Noun()).take(epoch, number)
 
     def beat(self, heads: Heads, nouns: Iterable[str]) -> bool:
-        """A service says its heads: True if one of `nouns` is behind what was said a beat ago already, so for two beats."""
+        """A service says its heads: True if one of `nouns` is behind what was said a beat ago already, so for two beats, or of another epoch than
+        the last snapshot."""
         wanted, behind = set(nouns), False
         for head in heads.heads:
             if head.noun not in wanted:
                 continue
             noun = self._nouns.setdefault((heads.service, head.noun), _Noun())
-            behind = behind or (noun.said is not None and noun.said[1] > 0 and noun.has < noun.said)
+            noun.raised = noun.raised or (noun.said is not None and head.epoch > noun.said[0])
+            behind = behind or noun.raised or (noun.said is not None and noun.said[1] > 0 and noun.has < noun.said)
             noun.said = (head.epoch, head.number)
         return behind
 

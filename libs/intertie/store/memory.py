@@ -259,7 +259,7 @@ class MemoryOutbox:
     async def heads(self) -> Sequence[Head]:
         latest: dict[str, tuple[int, int]] = {}
         for (noun, epoch), number in self._store.given.items():
-            latest[noun] = max(latest.get(noun, (0, 0)), (epoch, number))
+            latest[noun] = max(latest.get(noun, (self._store.service_epoch, 0)), (epoch, number))
         return [Head(service=self._store.service, noun=noun, epoch=e, number=n) for noun, (e, n) in sorted(latest.items())]
 
     async def prune(self, leader: Leader) -> int:

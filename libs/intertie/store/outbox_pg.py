@@ -86,8 +86,12 @@ class PgOutbox:
 
     async def heads(self) -> Sequence[Head]:
         async with self._db.transaction(reserved=True, read_only=True) as tx:
-            rows = await tx.all(Q.outbox_heads)
-        return [Head(service=self._db.service, noun=row["noun"], epoch=row["epoch"], number=row["number"]) for row in rows]
+            rows, standing = await tx.all(Q.outbox_heads), await tx.one(Q.epoch_load)
+        assert standing is not None, "the first migration makes the row"
+        # Of a noun that was not numbered yet since the epoch was raised that alone is said: who listens takes a snapshot.
+        begun = (int(standing["epoch"]), 0)
+        heads = [(row["noun"], max((row["epoch"], row["number"]), begun)) for row in rows]
+        return [Head(service=self._db.service, noun=noun, epoch=epoch, number=number) for noun, (epoch, number) in heads]
 
     async def prune(self, leader: Leader) -> int:
         now = self._db.clock.now()

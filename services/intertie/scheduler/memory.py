@@ -7,6 +7,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 
+import msgspec
+
 from intertie.clock import Clock
 from intertie.contracts.base import EventMeta
 from intertie.contracts.job import AttemptSnapshot, JobsQuery, JobState, QuotaRecord, SetQuota, StoryLine
@@ -144,6 +146,14 @@ class MemorySchedulerStore(MemoryStore):
         held = self.attempt_rows[attempt] if attempt is not None else self._live_of(job.job)
         mine = [a for a in self.attempt_rows.values() if a.record.job == job.job and a is not held and a.state in _BESIDE]
         return File(job, held, tuple(sorted(mine, key=lambda a: (a.record.epoch, a.record.generation))))
+
+    async def lift_versions(self, first: int) -> None:
+        async with self.transaction():
+            for name, job in self.jobs.items():
+                self.jobs[name] = replace(job, version=max(job.version, first))
+            for key, attempt in self.attempt_rows.items():
+                if attempt.record.version < first:
+                    self.attempt_rows[key] = replace(attempt, record=msgspec.structs.replace(attempt.record, version=first))
 
     async def open_at(self, tx: StoreTx, site: SiteName) -> list[AttemptId]:
         return sorted(

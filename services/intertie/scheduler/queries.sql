@@ -35,6 +35,12 @@ WHERE ($1::boolean OR j.tenant = $2 OR j.site = $3)
 ORDER BY j.job DESC
 LIMIT $8
 
+-- name: job_versions_lift
+UPDATE job SET version = $1 WHERE version < $1
+
+-- name: attempt_versions_lift
+UPDATE attempt SET version = $1, record = jsonb_set(record, '{version}', to_jsonb($1::bigint)) WHERE version < $1
+
 -- name: job_update
 UPDATE job SET state = $2, queued_at = $3, ended_at = $4, cancel_at = $5, cancel_by = $6, cancel_reason = $7, ending = $8, failures = $9,
     attempts = $10, generation = $11, site = $12, survivor = $14, delivered = $15, version = $13

@@ -45,7 +45,7 @@ from intertie.scheduler.core.grants import GRANTS_PER_SITE
 from intertie.scheduler.core.hearing import at_head
 from intertie.scheduler.core.interpret import UNKNOWN_ATTEMPT, Source, interpret, without_nul
 from intertie.scheduler.core.orders import FIRST, START_WITHIN_S, STOP_GRACE_S, Order, instruction_id, stop_words
-from intertie.scheduler.core.rows import Change, File, Ignored, line
+from intertie.scheduler.core.rows import Change, File, Ignored, first_version, line
 from intertie.scheduler.core.silence import LOST_AFTER
 from intertie.scheduler.core.ways import lost_range
 from intertie.scheduler.knowledge import Knowledge
@@ -149,19 +149,20 @@ class SiteLane:
     ) -> list[Change | Ignored]:
         """Take up what is not known here; then what could not be understood without it is read again."""
         changes, doubts = list[Change | Ignored](), list[str]()
+        evidence = f"entry {source.site}/{source.journal}/{said.seq}"
         for held in ways.latest_first(said):
             if held.offer is None or await self._knows(tx, held.attempt):
                 continue
             try:
                 offer = self._ours(held.offer, OfferBody)
                 ways.check_held(held, offer)
-                job = ways.adopted_job(offer, source, now)
+                job = ways.adopted_job(offer, source, now, version=first_version(self._epoch))
             except Refused as err:
                 # One that is not ours must not cost the others their word.
                 doubts.append(f"{held.attempt[:64]}: {err.text}")
                 continue
             told = line(job, "adopted", source.actor, said.at, now, why=f"known from its signed offer only: {why}")
-            changes.append(await self._store.take_up(tx, job, told, partial(self._adopt, held, offer, source, now)))
+            changes.append(await self._store.take_up(tx, job, told, partial(self._adopt, held, offer, source, now, evidence)))
         if doubts:
             await tx.fault(ways.not_adopted(doubts, source))
         if changes or (isinstance(said, HeldTold) and self._is_news(said, source)):
@@ -183,10 +184,11 @@ class SiteLane:
     def _compared(self, said: JournalOpened, source: Source, now: datetime, file: File) -> Change | Ignored:
         return ways.opened(said, file, source, now, lost_after=self._lost_after)
 
-    def _adopt(self, held: HeldAttempt, offer: OfferBody, source: Source, now: datetime, file: File) -> Change | Ignored:
+    def _adopt(self, held: HeldAttempt, offer: OfferBody, source: Source, now: datetime, evidence: str, file: File) -> Change | Ignored:
         if any(a.record.attempt == held.attempt for a in (*file.others, *([file.attempt] if file.attempt else []))):
             return Ignored("it is known here, and has ended or is held")
-        return ways.adopt(held, offer, self._ours(offer.attribution, Attribution), file, source, now)
+        attribution, version = self._ours(offer.attribution, Attribution), first_version(self._epoch)
+        return ways.adopt(held, offer, attribution, file, source, now, evidence=evidence, version=version)
 
     async def _islanded(self, tx: StoreTx, said: IslandedSubmit, source: Source, now: datetime) -> Change | Ignored:
         """A tenant's work that the site took in while nobody could be asked."""

@@ -12,11 +12,13 @@ from intertie.contracts.link import Lane
 from intertie.ids import SiteName
 from intertie.lane.keeper import LaneKeeper
 from intertie.lane.tables import LaneTables
+from intertie.link.site import FIRST_EPOCH
 from intertie.planner import objections
 from intertie.scheduler.asks import Asker
 from intertie.scheduler.canary import Canary
 from intertie.scheduler.core.hearing import CANARY_BEAT_S, SILENT_S, Hearing
 from intertie.scheduler.core.judge import Limits
+from intertie.scheduler.core.rows import first_version
 from intertie.scheduler.core.sight import LIVE_S, Sight
 from intertie.scheduler.core.silence import LOST_AFTER
 from intertie.scheduler.core.world import World
@@ -76,6 +78,8 @@ async def wire(
     """Make the pieces and load what was known. `claims`: this service's own signed claims, when asked. `canary`: a connection in the canary's
     account; without it no silence moves anything. `lease_s`: of `rerun` work. `own_keys`: further public keys that this service has sealed with."""
     epoch = await store.epoch()
+    if epoch > FIRST_EPOCH:
+        await store.lift_versions(first_version(epoch))
     canary_beat_s = max(CANARY_BEAT_S * scale, LEAST_CANARY_S)
     hearing = Hearing(
         silent_s=max(SILENT_S * scale, LEAST_SILENT_S), office_s=clock.monotonic_s(), canary_beat_s=canary_beat_s, epoch=epoch

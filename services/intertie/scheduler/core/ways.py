@@ -45,16 +45,15 @@ def opened(
     entry: JournalOpened, file: File, source: Source, now: datetime, *, lost_after: timedelta = silence.LOST_AFTER
 ) -> Change | Ignored:
     """One open attempt of the site against what its new journal holds. Named: it is held there now. Not named, and the same place: it is surely
-    gone. Not named elsewhere: nobody has looked where it ran, so it stays unreachable, with a date."""
+    gone. Not named elsewhere, or claimed in yet another journal: nobody has looked where it ran, so it stays unreachable, with a date."""
     attempt = file.attempt
     if attempt is None or attempt.record.site != source.site or attempt.state is AttemptState.OFFERED:
         return Ignored("nothing of it can be there")
     evidence = f"entry {source.site}/{source.journal}/{entry.seq}"
     if any(held.attempt == attempt.record.attempt for held in entry.held):
         return _about(file, noted(attempt, journal=source.journal), source, "held in a new journal", f"why: {entry.why}", evidence, now)
-    if attempt.journal is not None and entry.previous is not None and attempt.journal not in (entry.previous, source.journal):
-        return Ignored("it lies in a journal older than the one that was replaced")
-    if entry.same_place:
+    of_another = attempt.journal is not None and entry.previous is not None and attempt.journal not in (entry.previous, source.journal)
+    if entry.same_place and not of_another:
         why = f"{source.site} opened a new journal ({entry.why}) in the same place, searched its job folders and does not hold it"
         return silence.gone(file, actor=source.actor, why=why, evidence=evidence, now=now)
     promised = silence.promise(file, since=None, lost_after=lost_after, now=now)
@@ -89,14 +88,14 @@ def latest_first(said: JournalOpened | HeldTold) -> list[HeldAttempt]:
     return sorted(named, key=lambda held: (-held.epoch, -held.generation, held.attempt))
 
 
-def adopted_job(offer: OfferBody, source: Source, now: datetime) -> Job:
+def adopted_job(offer: OfferBody, source: Source, now: datetime, *, version: int = 1) -> Job:
     """The job of a signed offer, as it was asked; environment values stay where they are, at the site. It is of the offer's epoch: before it is
     placed again, every site must have told what it holds."""
     if offer.site != source.site:
         raise Refused("scheduler.foreign_attempt", f"{source.site} holds an offer that was made to {offer.site}")
     job = _job(offer.job, offer.tenant, offer.spec, offer.client_key, offer.submitted_by or "unknown", offer.traceparent, now)
     content = Digest(f"{VALUES_LOST}{job.content}") if offer.spec.env_names else job.content
-    return replace(job, content=content, epoch=offer.epoch)
+    return replace(job, content=content, epoch=offer.epoch, version=version)
 
 
 def asks_the_same(known: Job, request: SubmitJob) -> bool:
@@ -112,9 +111,20 @@ def check_held(held: HeldAttempt, offer: OfferBody) -> None:
         raise Refused("scheduler.foreign_attempt", f"{held.attempt[:64]} is held under the offer of {offer.attempt}")
 
 
-def adopt(held: HeldAttempt, offer: OfferBody, attribution: Attribution, file: File, source: Source, now: datetime) -> Change | Ignored:
+def adopt(
+    held: HeldAttempt,
+    offer: OfferBody,
+    attribution: Attribution,
+    file: File,
+    source: Source,
+    now: datetime,
+    *,
+    evidence: str,
+    version: int = 1,
+) -> Change | Ignored:
     """The attempt that the site holds becomes the job's, claimed; what the site says again moves it on. Where the job has a live attempt or is
-    over by now, it is a stray, and stopped. What has ended there holds nothing, and its end is on its way."""
+    over by now, it is a stray, and stopped. What has ended there holds nothing, and its end is on its way. `evidence`: the entry that names it;
+    `version`: above every one that a lost record of it can have had."""
     check_held(held, offer)
     if offer.tenant != file.job.tenant:
         raise Refused("scheduler.foreign_attempt", f"{source.site} holds an offer of tenant {offer.tenant} for a job of {file.job.tenant}")
@@ -138,12 +148,12 @@ def adopt(held: HeldAttempt, offer: OfferBody, attribution: Attribution, file: F
         spec_revision=attribution.spec_revision,
         offered_at=now,
         claimed_at=now,
-        version=1,
+        version=version,
     )
     lease_s = offer.lease_s if reruns(file.job) else 0
     holding = held.state not in ("ended", "not_started")
     attempt = Attempt(record, wall_s=offer.spec.wall_s, holding=holding, lease_s=lease_s, journal=source.journal)
-    return _taken_up(file, attempt, "adopted", record.why_here, source, now)
+    return _taken_up(file, attempt, "adopted", record.why_here, source, now, evidence=evidence)
 
 
 def _taken_up(file: File, attempt: Attempt, what: str, why: str, source: Source, now: datetime, *, evidence: str = "") -> Change:
