@@ -614,6 +614,14 @@ async def test_a_job_known_elsewhere_first_is_taken_up_and_gives_way_to_a_key_us
     assert (await store.by_key(ACME, "k1")) is not None
 
 
+async def test_an_adopted_job_is_of_the_epoch_of_its_offer(store: SchedulerStore) -> None:
+    """So that it is placed again only when every site has told what it holds."""
+    lost_one = replace(a_job("k1"), epoch=7)
+    async with store.transaction() as tx:
+        found = await store.take_up(tx, lost_one, life.submitted_line(lost_one), lambda file: Ignored(f"{file.job.epoch}"))
+    assert found == Ignored("7")
+
+
 async def test_attempts_are_given_out_by_pages(store: SchedulerStore) -> None:
     names = []
     for number in range(3):
