@@ -46,7 +46,8 @@ def save(attempt: Attempt) -> Also:
         )
         cursor.execute("DELETE FROM hold WHERE attempt = ?", (attempt.id,))
         if attempt.state in OPEN:
-            _hold(cursor, attempt)
+            if not attempt.over:
+                _hold(cursor, attempt)
             return
         for heir in _heirs(cursor, attempt.id):
             cursor.execute("DELETE FROM hold WHERE attempt = ?", (heir.id,))

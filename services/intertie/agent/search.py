@@ -29,23 +29,30 @@ LOG = log.get("agent.search")
 async def rebuild(site: Site) -> list[AttemptId]:
     """Take into the books what began in a folder here and is not in them, or only as a claim; who that was.
 
-    Its course goes on from the go: the start is found, and told.
+    Its course goes on from the go: the start is found, and told. The youngest come first: of those that had the same devices, only it can live yet.
     """
     adopted: list[AttemptId] = []
-    for kept in await site.adapter.found():
+    for kept in sorted(await site.adapter.found(), key=lambda kept: _made(kept.id), reverse=True):
         if kept.id in site.books.attempts or kept.id in site.books.tombstones:
             continue
         if await site.adapter.presence(kept.id) is not Presence.BEGUN:
             # Whoever prepared it was to start it by a claim that is not in these books: it never will be.
             await site.adapter.fence(kept.id)
             continue
-        await _adopt(site, with_state(kept, State.STAGING, after=site.books.holds.holders(kept.pool, kept.devices)))
+        holders = site.books.holds.holders(kept.pool, kept.devices)
+        over = bool(holders) and min(map(_made, holders)) > _made(kept.id) and not await site.adapter.alive(kept.id)
+        await _adopt(site, with_state(kept, State.STAGING, after=[] if over else holders, over=over))
         adopted.append(kept.id)
     for claim in [attempt for attempt in site.books.attempts.values() if attempt.state is State.CLAIMED]:
         if await site.adapter.presence(claim.id) is Presence.BEGUN:
             await _adopt(site, with_state(claim, State.STAGING))
             adopted.append(claim.id)
     return adopted
+
+
+def _made(attempt: AttemptId) -> str:
+    """Ids sort by their making, behind what names their kind."""
+    return attempt.rpartition("-")[2]
 
 
 async def _adopt(site: Site, adopted: Attempt) -> None:

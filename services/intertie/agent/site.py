@@ -178,15 +178,17 @@ class Site:
         """The books in memory; holders follow the state."""
         self.books.attempts[attempt.id] = attempt
         if attempt.state in OPEN:
-            self.books.holds.take(attempt)
+            if not attempt.over:
+                self.books.holds.take(attempt)
         else:
             self.books.holds.release(attempt)
             self.freed.set()
             self.freed = asyncio.Event()
 
     def may_vouch(self, attempt: Attempt) -> bool:
-        """Whether what is found here is all that there is of it: the place of its claim is this one."""
-        return self.same_place or life.of_other_journal(attempt, self.journal.id) is None
+        """Whether what is found here is all that there is of it: the place of its claim is this one. Until its journal was opened anew, a folder that
+        was copied or moved holds nothing that was claimed here."""
+        return self.same_place or (self.journal.pending is None and life.of_other_journal(attempt, self.journal.id) is None)
 
     async def search(self, ended_since: datetime | None = None) -> list[HeldAttempt]:
         """Every attempt of the hub's that this site knows of and that is not settled (or ended since then), after its job folders were searched."""

@@ -15,7 +15,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, TypeVar
 
-from intertie.agent.journal import Bounds, Pending, SqliteJournal
+from intertie.agent.journal import Also, Bounds, Pending, Renewal, SqliteJournal
 from intertie.clock import Clock
 from intertie.contracts.job import AttemptRecord, ResultRef, WorkRef
 from intertie.contracts.link import Lane, LaneState
@@ -315,9 +315,16 @@ class SimJournal(SqliteJournal):
         bounds: Bounds,
         clock: Clock,
         durable: Durable,
+        named: Callable[[JournalId], None],
     ) -> None:
+        """`named`: told of the journal's new name, for the note beside the file."""
         super().__init__(connection, _NO_THREAD, journal, place=place, pending=pending, bounds=bounds, clock=clock)
-        self._moments, self._full, self.durable = moments, full, durable
+        self._moments, self._full, self.durable, self._named = moments, full, durable, named
+
+    async def renew(self, renewal: Renewal, also: Also | None = None) -> JournalId:
+        fresh = await super().renew(renewal, also)
+        self._named(fresh)
+        return fresh
 
     async def _on_disk(self, work: Callable[[], T]) -> T:
         await self._moments.pass_by()

@@ -115,8 +115,11 @@ class Host:
             pending = Pending("moved", journal)
         if "place" not in told:
             self.database.execute("INSERT INTO meta VALUES ('place', ?)", (self.place,))
-        self.note = (journal, self.name)
+        self.write_note(journal)
         return pending
+
+    def write_note(self, journal: JournalId) -> None:
+        self.note = (journal, self.name)
 
     def lose_journal(self) -> None:
         """A new file, with nothing in it."""
@@ -150,7 +153,16 @@ class Agent:
         self.host, self.party, self.bus = host, party, bus
         pending = host.open_journal()
         self.journal = SimJournal(
-            host.database, host.journal, moments, lambda: host.disk_full, host.place, pending, host.bounds, host.clock, host.durable
+            host.database,
+            host.journal,
+            moments,
+            lambda: host.disk_full,
+            host.place,
+            pending,
+            host.bounds,
+            host.clock,
+            host.durable,
+            host.write_note,
         )
         self.lanes: dict[Lane, SiteLane] = {}
         self.sequence = 0

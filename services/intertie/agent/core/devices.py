@@ -41,7 +41,7 @@ class Holds:
     @classmethod
     def of(cls, attempts: Iterable[Attempt]) -> Holds:
         holds = cls()
-        todo = {attempt.id: attempt for attempt in attempts if attempt.state in OPEN}
+        todo = {attempt.id: attempt for attempt in attempts if attempt.state in OPEN and not attempt.over}
         while todo:
             ready = [attempt for attempt in todo.values() if not any(other in todo for other in attempt.after)]
             for attempt in ready or list(todo.values()):

@@ -128,6 +128,8 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     """Above 0: its supervisor stops it this long after the last sync whose answer renewed it."""
     after: list[AttemptId] = []
     """These must be seen gone before it starts; it inherits what they hold of its devices."""
+    over: bool = False
+    """Found in its folder only, after younger work had taken its devices: it is at its end by now, and holds nothing."""
     offer: Sealed | None = None
     """The signed offer without values of the environment, from which a hub that lost the job adopts it: kept as long as the row."""
     stop: StopAsked | None = None

@@ -106,7 +106,8 @@ def _rulings(
     silent_s, lease_s = hearing.silent_for_s(site, now_s), max(attempt.lease_s, limits.lease_s)
     if attempt.live and attempt.lease_s and silent_s > lease_s + silence.margin_s(lease_s):
         yield partial(silence.replace_silent, silent_s=silent_s, lease_s=lease_s, now=now)
-    elif record.lost_by is None and (since := hearing.silent_since(site, now_s)) is not None:
+    elif record.lost_by is None and ((since := hearing.silent_since(site, now_s)) is not None or (elsewhere and speaks)):
+        # Also where its site speaks, and out of another journal than the one in which this was claimed.
         yield partial(silence.promise, since=since, lost_after=limits.lost_after, now=now)
     elif record.lost_by is not None and now >= record.lost_by and (silent_s > hearing.silent_s or (elsewhere and speaks)):
         yield partial(silence.lose, now=now)
