@@ -44,7 +44,7 @@ UPDATE attempt SET version = $1, record = jsonb_set(record, '{version}', to_json
 -- name: job_update
 UPDATE job SET state = $2, queued_at = $3, ended_at = $4, cancel_at = $5, cancel_by = $6, cancel_reason = $7, ending = $8, failures = $9,
     attempts = $10, generation = $11, site = $12, survivor = $14, delivered = $15, version = $13
-WHERE job = $1 AND version = $13 - 1
+WHERE job = $1 AND version = $13::bigint - 1
     -- who survives and whose result it is: each is written once
     AND (survivor IS NULL OR survivor = $14) AND (delivered IS NULL OR delivered = $15)
 
@@ -90,7 +90,7 @@ VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $
 -- name: attempt_update
 UPDATE attempt SET state = $2, live = $3, result_pending = $4, stop_answer = $5, withdrawal_seen = $6, owed = $7, counted = $8, quantity = $9,
     record = $10, version = $11, holding = $12, stop_cause = $13, stop_why = $14, journal = $15
-WHERE attempt = $1 AND version = $11 - 1
+WHERE attempt = $1 AND version = $11::bigint - 1
 
 -- name: attempt_owed_set
 UPDATE attempt SET owed = $2 WHERE attempt = $1 AND owed <> $2
