@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+from dataclasses import replace
 from typing import Any
 
 from tests.sim.mutants.base import Mutant, all_queues, swapped, together
 
+from intertie.agent.core.attempts import Exit
+from intertie.sim.machine import Process, SimAdapter
 from intertie.sim.native import NativeAdapter, NativeScheduler
 
+# From a node's failure to its queue starting the job again.
+NODE_S = 15.0
 QUEUES = ("queue_deaf", "queue_forgets", "queue_held", "queue_doubles", "queue_node", "crash")
 
 
@@ -30,31 +36,35 @@ def a_retry_has_no_native_fence() -> Any:
 
 
 def a_native_restart_counts_as_the_same_run() -> Any:
-    """The queue starts the script again after its node failed, and the first start's record stands for both."""
+    """The queue starts the script again after its node failed, no stub asks, and the first start's record stands for both: what lies between is used."""
+    record = SimAdapter._record
+
+    def from_the_first_start(self: SimAdapter, process: Process, why: str) -> Exit:
+        end, started = record(self, process, why), process.run.started
+        assert started is not None and process.ended_s is not None
+        return replace(end, ran_us=int(process.ended_s * 1e6) - started.boot_ns // 1000)
 
     def failing(self: NativeScheduler, which: float) -> None:
         live = [one for one in self.machine.live() if self.find(one.run.attempt.id) is not None]
         if not live:
             return
         process = live[min(int(which * len(live)), len(live) - 1)]
-        run = process.run
-        assert run.living is not None
+        run, adapter = process.run, self.adapter
+        assert run.living is not None and adapter is not None
         run.living.cancel()
         process.supervisor.kill()
         process.job.cancel()
         process.ended_s = self.machine.clock.boot_s()
-        assert self.adapter is not None
-        adapter = self.adapter
 
         async def again() -> None:
-            import asyncio
-
-            await asyncio.sleep(5)
+            await asyncio.sleep(NODE_S)
             run.living = asyncio.create_task(adapter._live(run))
+            await asyncio.sleep(0)
+            self.machine.processes[-1].began_s = self.machine.clock.boot_s()
 
         self.machine.party.spawn(again())
 
-    return swapped(NativeScheduler, "fail_node", failing)
+    return together(swapped(NativeScheduler, "fail_node", failing), swapped(SimAdapter, "_record", from_the_first_start))
 
 
 MUTANTS = (
