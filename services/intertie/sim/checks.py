@@ -194,7 +194,7 @@ def stalled(world: World) -> Iterator[str]:
     for name in world.scheduler_disk.attempt_rows:
         if orders := _open_orders(world.scheduler_disk, name):
             yield f"invariant 4: {name} has instructions without an answer: {orders}"
-    for host in world.hosts.values():
+    for host in world.standing():
         for lane, on_disk in ((Lane.SCHEDULER, world.scheduler_disk), (Lane.METERING, world.metering_disk)):
             if text := _lane_unsettled(host, lane, on_disk):
                 yield f"invariant 4: {text}"

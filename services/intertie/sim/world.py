@@ -19,6 +19,7 @@ from typing import Any
 
 import structlog
 
+from intertie.agent.core.model import OPEN
 from intertie.bus import rpc
 from intertie.bus.memory import site_account
 from intertie.contracts import endpoints
@@ -446,13 +447,14 @@ class World:
     def close_attempts_of(self, twin: Host) -> None:
         """A named person who knows that a copy of a site is gone says so of what it had begun."""
         party, bus = self.user
-        names = [name for name in twin.machine.disk.runs if any(one.run.attempt.id == name for one in twin.machine.processes)]
+        assert twin.agent is not None
+        names = [a.id for a in twin.agent.site.books.attempts.values() if a.state in OPEN and a.claim_journal == twin.journal]
         self.asked -= 1
         party.spawn(self._close(bus, twin, names))
 
     async def _close(self, bus: SimBus, twin: Host, names: Sequence[AttemptId]) -> None:
         for name in names:
-            ask = CloseAttempt(attempt=name, reason="it ran in a copy of the site that is gone")
+            ask = CloseAttempt(attempt=name, reason="it ran in a copy of the site that is gone", site_gone=True)
             try:
                 await self._until_answered(bus, endpoints.CLOSE_ATTEMPT, ask, "operator:op")
                 self.tell(f"{name} is closed by a person: {twin.name} is gone")
