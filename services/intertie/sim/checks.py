@@ -154,6 +154,17 @@ def at_placement(world: World, record: AttemptRecord, sampled_s: float | None) -
         yield f"invariant 6: {record.attempt} is placed at {record.site} without a live sample: {age}"
 
 
+def at_gone(world: World, attempt: AttemptId) -> Iterator[str]:
+    """5: what a site's list does not name is gone only if the site has no more to say of it: not while its end is on the way."""
+    site = world.scheduler_disk.attempt_rows[attempt].record.site
+    row, host = MemoryLaneTables(world.scheduler_disk).row(Lane.SCHEDULER, site), world.hosts[site]
+    if row is None or row.journal != host.journal:
+        return
+    waiting = host.database.execute("SELECT body FROM entry WHERE lane = 'scheduler' AND seq > ?", (row.interpreted_through,))
+    if any(attempt.encode() in bytes(body) and b'"outcome"' in bytes(body) for (body,) in waiting):
+        yield f"invariant 5: {attempt} is called gone by a list of {site}, and {site} has its end still to tell"
+
+
 # --- settled ---------------------------------------------------------------------------------------------------------------------------------
 
 

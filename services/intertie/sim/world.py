@@ -202,6 +202,10 @@ class World:
                 f"invariant 5: {attempt} is placed again for its site's silence by a hub that could not hear {heard_again_s:.0f} s ago"
             )
 
+        if evidence.startswith("digests of"):
+            for text in checks.at_gone(self, attempt):
+                self.wrong(text)
+
     def _anchored(self, head: AuditHead) -> AuditAnchor:
         self.anchors.append(sign_anchor(self.key, head, self.hub_clock.now()))
         return self.anchors[-1]
@@ -252,7 +256,7 @@ class World:
 
     def _start_agent(self, name: str) -> None:
         host = self.hosts[name]
-        transfer = SimTransfer(self.stored, lambda: self.gateway_away, self.moments)
+        transfer = SimTransfer(self.stored, lambda: self.gateway_away or host.link.cuts > 0, self.moments)
         joined = joined_as(host.site, self.key.public, ACME)
         agent = host.boot_agent(self.broker, joined, transfer, self.moments, self.folder)
         task = agent.party.tasks[0]

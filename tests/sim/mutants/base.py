@@ -11,7 +11,7 @@ from random import Random
 import msgspec
 
 from intertie.sim.runs import read_scenario
-from intertie.sim.scenario import Scenario, Work, draw
+from intertie.sim.scenario import Fault, LocalWork, Scenario, Work, draw
 from intertie.sim.world import run
 
 SCENARIOS = Path(__file__).parents[1] / "scenarios" / "mutants"
@@ -55,6 +55,38 @@ def all_rerun(scenario: Scenario) -> Scenario:
     )
 
 
+def finished_in_silence(scenario: Scenario) -> Scenario:
+    """Work of a minute or two ends within its lease at a site that is cut off for so long that it has run again elsewhere, to its end."""
+    rng = Random(f"finished {scenario.seed}")
+    work = [
+        msgspec.structs.replace(
+            one, rerun=True, runs_s=rng.uniform(60, 150), wall_s=3_000, cancel_at=None, slots=1, code=0, outputs=True, tenant="acme"
+        )
+        for one in scenario.work[:4]
+    ]
+    faults = [
+        msgspec.structs.replace(
+            fault, who=f"site-{n}", at=round(rng.choice(work).at + rng.uniform(5, 40), 3), lasts=round(rng.uniform(500, 1_100), 3)
+        )
+        for n, fault in enumerate(scenario.faults[:2])
+    ]
+    return msgspec.structs.replace(scenario, work=work, local=[], faults=faults, queues=[], sites=[4, 4])
+
+
+def alone_with_one_slot_each(scenario: Scenario) -> Scenario:
+    """Tenants may have one slot of a site that is alone, and ask for more, again and again."""
+    rng = Random(f"alone {scenario.seed}")
+    local = [
+        LocalWork(at=round(fault.at + rng.uniform(1, 10), 3), site=fault.who, slots=1, runs_s=60.0, tenant=tenant)
+        for fault in scenario.faults
+        if fault.who.startswith("site-")
+        for tenant in ("acme", "acme", "beta")
+    ]
+    faults = [msgspec.structs.replace(fault, lasts=max(fault.lasts, 40.0)) for fault in scenario.faults]
+    sites = [4 for _ in scenario.sites]
+    return msgspec.structs.replace(scenario, sites=sites, queues=[], grants={"acme": 1, "beta": 1}, local=local, faults=faults)
+
+
 def struck_at_submit(scenario: Scenario) -> Scenario:
     """Each fault begins within the second in which a job is offered, claimed and started."""
     rng = Random(f"struck {scenario.seed}")
@@ -71,8 +103,19 @@ def over_the_border(scenario: Scenario) -> Scenario:
     work = [
         msgspec.structs.replace(one, at=rng.uniform(80, 100), runs_s=70.0, wall_s=600, cancel_at=None, slots=1) for one in scenario.work
     ]
-    faults = [msgspec.structs.replace(fault, at=rng.uniform(130, 145)) for fault in scenario.faults]
-    return msgspec.structs.replace(scenario, sites=[8], work=work, faults=faults)
+    faults = [
+        msgspec.structs.replace(fault, at=rng.uniform(130, 145), who="site-0" if fault.who.startswith("site-") else fault.who)
+        for fault in scenario.faults
+    ]
+    return msgspec.structs.replace(scenario, sites=[8], queues=[], work=work, local=[], faults=faults)
+
+
+def many_end_in_a_cut(scenario: Scenario) -> Scenario:
+    """A site is cut off, and all that ran there ends before it is heard again: it has much to tell."""
+    rng = Random(f"many {scenario.seed}")
+    work = [Work(at=round(rng.uniform(5, 12), 3), tenant="acme", slots=1, runs_s=rng.uniform(10, 40)) for _ in range(8)]
+    faults = [Fault(at=rng.uniform(16, 20), what="cut", who="site-0", lasts=rng.uniform(60, 100))]
+    return msgspec.structs.replace(scenario, sites=[8], queues=[], work=work, local=[], faults=faults)
 
 
 def large_scripts(scenario: Scenario) -> Scenario:

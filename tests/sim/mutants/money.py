@@ -81,8 +81,13 @@ def a_segment_without_signed_attribution_is_believed() -> Any:
 
 
 def a_hold_expires_while_its_attempt_is_open() -> Any:
-    """After a while the money is free again, whatever still runs."""
-    return swapped(reckon, "_hold", lambda evidence, spec, closed: Decimal(0))
+    """Once it runs the money is free again: what was set aside was for the offer."""
+    hold = reckon._hold
+
+    def expired(evidence: Any, spec: Any, closed: bool) -> Decimal:
+        return Decimal(0) if evidence.record is not None and evidence.record.state == "running" else hold(evidence, spec, closed)
+
+    return swapped(reckon, "_hold", expired)
 
 
 def a_cancel_voids_the_charge() -> Any:
@@ -139,6 +144,21 @@ def utc_is_anchored_again() -> Any:
     )
 
 
+def a_segment_that_comes_again_is_added() -> Any:
+    """A segment is known by the entry that it came in, not by its id: what a new journal says again is used again, and paid again."""
+    judge = reckon.judge
+
+    def apart(items: Any, *more: Any) -> Any:
+        names = [replace(item, segment=msgspec.structs.replace(item.segment, id=f"{item.segment.id}-{item.journal}")) for item in items]
+        return judge(names, *more)
+
+    def piecewise(segments: Any, spec: Any, *more: Any) -> Any:
+        whole = rate(segments, spec, *more)
+        return replace(whole, amount=sum((rate([one], spec, *more).amount for one in segments), Decimal(0))) if segments else whole
+
+    return together(swapped(reckon, "judge", apart), swapped(reckon, "rate", piecewise))
+
+
 MUTANTS = (
     Mutant(segments_and_end_in_two_transactions, "segment and state in two transactions", "7, 8", DOOMS),
     Mutant(an_attempt_is_complete_without_counts, "attempt complete without counts", "7, 8", ("cut", "lossy", "database")),
@@ -146,5 +166,6 @@ MUTANTS = (
     Mutant(a_hold_expires_while_its_attempt_is_open, "hold expires while open", "7, 8", ("cut",)),
     Mutant(a_cancel_voids_the_charge, "void on cancel drops late usage", "7, 8", ("cut",)),
     Mutant(rounding_is_per_segment, "rounding per segment", "7, 8", ("cut",)),
+    Mutant(a_segment_that_comes_again_is_added, "plain: duplicate segment added", "7, 8", ("gone",)),
     Mutant(utc_is_anchored_again, "re-anchored UTC", "7, 8", ("step",), over_the_border),
 )

@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import replace
 from typing import Any
 
 import msgspec
-from tests.sim.mutants.base import Mutant, all_rerun, struck_at_submit, swapped, together
+from tests.sim.mutants.base import (
+    Mutant,
+    all_rerun,
+    alone_with_one_slot_each,
+    finished_in_silence,
+    many_end_in_a_cut,
+    struck_at_submit,
+    swapped,
+    together,
+)
 
-from intertie.agent import owner
-from intertie.agent.core.devices import choose
-from intertie.contracts.job import JobState
+from intertie.agent import books, owner
+from intertie.agent.core import grants
+from intertie.agent.core.devices import Holds, choose
 from intertie.errors import Refused, Unavailable
+from intertie.ids import Digest
+from intertie.lane import site as lane_site
 from intertie.lane.interpreter import Interpreter
+from intertie.link.site import SiteMachine
 from intertie.scheduler.core import interpret, survivor
 from intertie.scheduler.core.hearing import Hearing
 from intertie.scheduler.core.sight import Sight
+from intertie.scheduler.memory import MemorySchedulerStore
 from intertie.scheduler.service import Scheduler
 from intertie.scheduler.site_lane import SiteLane
 from intertie.sim.machine import SimAdapter
@@ -34,7 +48,15 @@ def local_work_takes_what_is_claimed() -> Any:
                 return pool, devices
         return choose(pools, kind, count, holds, observed)
 
-    return swapped(owner, "choose", greedy)
+    def forced(self: Holds, attempt: Any) -> None:
+        for device in attempt.devices:
+            self.holder[(attempt.pool, device)] = attempt.id
+
+    def overwritten(cursor: Any, attempt: Any) -> None:
+        rows = [(attempt.pool, device, attempt.id) for device in attempt.devices]
+        cursor.executemany("INSERT OR REPLACE INTO hold VALUES (?, ?, ?)", rows)
+
+    return together(swapped(owner, "choose", greedy), swapped(Holds, "take", forced), swapped(books, "_hold", overwritten))
 
 
 def a_fence_that_does_not_hold() -> Any:
@@ -121,29 +143,63 @@ def little_quota(scenario: Scenario) -> Scenario:
 
 def the_first_who_arrives_survives() -> Any:
     """Whoever says first that it ended is the survivor, success or not: the result that lies on a disk is thrown away."""
+    replaced = interpret._replaced_ended
 
     def first(file: Any, ended: Any, event: Any, now: Any) -> Any:
-        return survivor.Chosen(ended.record.attempt if file.others or ended.replaced else None)
+        return survivor.Chosen(file.job.survivor or (ended.record.attempt if file.others or ended.replaced else None))
 
-    return swapped(interpret, "choose", first)
+    def arrived(telling: Any, entry: Any, ended: Any, why: str) -> Any:
+        if telling.job.survivor is None and entry.outcome != "succeeded" and not telling.job.terminal:
+            job = replace(telling.job, survivor=ended.record.attempt, version=telling.job.version + 1)
+            return telling.change(job, survivor.loser(ended), f"ended: {entry.outcome}", why)
+        return replaced(telling, entry, ended, why)
+
+    return together(swapped(interpret, "choose", first), swapped(interpret, "_replaced_ended", arrived))
 
 
 def a_survivor_is_chosen_twice() -> Any:
-    """Each success takes the place of the one before."""
-    choice = survivor.choose
+    """Each success takes the place of the one before, and the store lets it."""
+    replaced, save = interpret._replaced_ended, MemorySchedulerStore._save
 
-    def again(file: Any, ended: Any, event: Any, now: Any) -> Any:
-        return choice(replace(file, job=replace(file.job, survivor=None, state=JobState.RUNNING)), ended, event, now)
-
-    replaced = interpret._replaced_ended
-
-    def forgetful(telling: Any, entry: Any, ended: Any, why: str) -> Any:
+    def again(telling: Any, entry: Any, ended: Any, why: str) -> Any:
         if telling.job.survivor is not None and entry.outcome == "succeeded":
             job = replace(telling.job, survivor=ended.record.attempt, version=telling.job.version + 1)
             return telling.change(job, ended, "ended: succeeded", why)
         return replaced(telling, entry, ended, why)
 
-    return together(swapped(interpret, "choose", again), swapped(interpret, "_replaced_ended", forgetful))
+    async def lenient(self: MemorySchedulerStore, change: Any) -> None:
+        self.jobs[change.job.job] = replace(self.jobs[change.job.job], survivor=None)
+        await save(self, change)
+
+    return together(swapped(interpret, "_replaced_ended", again), swapped(MemorySchedulerStore, "_save", lenient))
+
+
+def results_lie_under_one_key() -> Any:
+    """A result is named by its job: of two attempts the last one to arrive is what everybody fetches."""
+    pack = SimAdapter.pack
+
+    async def named_by_job(self: SimAdapter, attempt: Any) -> Any:
+        found = await pack(self, attempt)
+        key = Digest(f"sha256:{hashlib.sha256(attempt.job.encode()).hexdigest()}")
+        return None if found is None else msgspec.structs.replace(found, digest=key)
+
+    return swapped(SimAdapter, "pack", named_by_job)
+
+
+def a_tenant_borrows_while_its_site_is_alone() -> Any:
+    """What a tenant holds there already is not counted: each time it asks it has its whole allowance again."""
+    return swapped(grants, "devices_held", lambda grant, attempts: 0)
+
+
+def a_digest_is_compared_before_the_head() -> Any:
+    """Each batch says that it is the last one and carries the list of what runs now, while older entries are still on their way."""
+    loaded = SiteMachine.loaded
+
+    def hasty(self: SiteMachine, now_s: float, batch: Any, **more: Any) -> Any:
+        return loaded(self, now_s, replace(batch, at_head=True), **more)
+
+    # A batch holds one entry: what is fifty thousand of them in the field is a dozen here.
+    return together(swapped(SiteMachine, "loaded", hasty), swapped(lane_site, "BATCH_BYTES", lane_site.ENVELOPE_BYTES + 1))
 
 
 MUTANTS = (
@@ -158,5 +214,8 @@ MUTANTS = (
     Mutant(a_poison_entry_is_dropped, "poison entry dropped", "4, 8", ("poison",)),
     Mutant(a_quota_is_guarded_on_recording, "quota guard on recording", "4, 8", ("cut", "bus_down"), little_quota),
     Mutant(the_first_who_arrives_survives, "survivor by first arrival", "10", ("cut", "deaf_out"), all_rerun),
-    Mutant(a_survivor_is_chosen_twice, "plain: survivor chosen twice", "10", ("cut", "deaf_out"), all_rerun),
+    Mutant(a_survivor_is_chosen_twice, "plain: survivor chosen twice", "10", ("cut",), finished_in_silence),
+    Mutant(results_lie_under_one_key, "results under one key", "10", ("cut",), finished_in_silence),
+    Mutant(a_tenant_borrows_while_its_site_is_alone, "islanded borrowing", "6, 12", ("cut",), alone_with_one_slot_each),
+    Mutant(a_digest_is_compared_before_the_head, "digest compared before the head", "5, 6", ("cut",), many_end_in_a_cut),
 )
