@@ -482,7 +482,7 @@ def test_what_a_site_at_head_lists_no_longer_is_gone_after_two_digests() -> None
     ears.hear(row(5, running=()), 5.0)
     assert found(attempt, ears, 5.0, roll=roll) == ["gone"]
     ears.hear(row(6, running=(), journal="jnl-2"), 5.5)
-    assert found(attempt, ears, 6.0, roll=roll) == [], "another place's digest says nothing of what ran elsewhere"
+    assert found(attempt, ears, 6.0, roll=roll) == ["promise"], "another journal's digest says nothing of what ran elsewhere: it has a date"
 
 
 def test_gone_is_an_unknown_end_of_the_sites_with_an_incident() -> None:
