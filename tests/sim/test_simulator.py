@@ -15,7 +15,7 @@ from tests.sim.mutants.money import a_cancel_voids_the_charge
 
 from intertie.sim.__main__ import main
 from intertie.sim.loop import Party, VirtualLoop
-from intertie.sim.runs import failed_seeds, read_scenario
+from intertie.sim.runs import Failed, failed_seeds, read_scenario
 from intertie.sim.scenario import draw
 from intertie.sim.shorten import shorten
 from intertie.sim.world import run
@@ -34,9 +34,17 @@ def test_fixed_seeds_hold_every_invariant(first: int) -> None:
     assert not failed, "\n\n".join(map(str, failed))
 
 
-def test_every_seed_that_ever_failed_holds() -> None:
-    failed = [outcome for one in FAILED if (outcome := run(draw(one.seed, one.only))).violations]
-    assert not failed, "\n\n".join(map(str, failed))
+@pytest.mark.parametrize("once", FAILED, ids=lambda once: Path(once.file).stem or f"seed {once.seed}")
+def test_whatever_failed_once_holds(once: Failed) -> None:
+    outcome = run(once.scenario(HERE))
+    assert not outcome.violations, f"{once.why}\n\n{outcome}"
+
+
+def test_every_scenario_that_failed_once_is_named_with_its_reason() -> None:
+    assert {one.file for one in FAILED if one.file} == {
+        str(file.relative_to(HERE)) for file in (HERE / "scenarios" / "failed").glob("*.json")
+    }
+    assert all(one.why for one in FAILED)
 
 
 @pytest.mark.parametrize("file", SHOWN, ids=lambda file: file.stem)

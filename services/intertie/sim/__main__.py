@@ -43,7 +43,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     what.add_argument("--seed", type=int, help="one seed, with its whole story")
     what.add_argument("--seeds", type=seeds_of, metavar="A..B", help="many, and a story for each that fails")
     what.add_argument("--fresh", type=int, metavar="N", help="N seeds that nobody has tried, drawn by the time of day, and printed")
-    what.add_argument("--failed", type=Path, metavar="FILE", help="all that ever failed: lines of SEED [only=KINDS] WHY")
+    what.add_argument("--failed", type=Path, metavar="FILE", help="all that ever failed: lines of SEED [only=KINDS] WHY or FILE.json WHY")
     what.add_argument("--scenario", type=Path, metavar="FILE", action="append", default=[], help="a scenario written down before")
     what.add_argument("--only", type=kinds_of, default=[], metavar="KINDS", help="faults of these kinds and no others, with commas between")
     what.add_argument("--jobs", type=int, default=cores(), metavar="N", help="processes; one for each core if not said")
@@ -65,7 +65,7 @@ def scenarios(asked: argparse.Namespace) -> Iterator[Scenario]:
         print(f"fresh seeds {first}..{first + asked.fresh - 1}", file=sys.stderr)
         yield from draws(range(first, first + asked.fresh), asked.only)
     if asked.failed is not None:
-        yield from (draw(one.seed, one.only) for one in failed_seeds(asked.failed.read_text("utf-8")))
+        yield from (one.scenario(asked.failed.parent) for one in failed_seeds(asked.failed.read_text("utf-8")))
     yield from map(read_scenario, asked.scenario)
 
 

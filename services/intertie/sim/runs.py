@@ -22,19 +22,27 @@ COLLECT_AFTER = 50_000
 
 
 class Failed(msgspec.Struct, frozen=True):
-    """A seed that failed once. `only`: the kinds of fault to which its storm was narrowed."""
+    """What failed once: a seed, with the kinds of fault to which its storm was narrowed (`only`), or a scenario in a file."""
 
     seed: int
     only: tuple[str, ...]
     why: str
+    file: str = ""
+
+    def scenario(self, folder: Path) -> Scenario:
+        """`folder`: where the list lies that names it."""
+        return read_scenario(folder / self.file) if self.file else draw(self.seed, self.only)
 
 
 def failed_seeds(text: str) -> list[Failed]:
-    """Lines of `SEED [only=a,b] why`, `#` begins a comment."""
+    """Lines of `SEED [only=a,b] why` or `FILE.json why`, `#` begins a comment."""
     found = []
     for line in text.splitlines():
         told = line.partition("#")[0].split(maxsplit=1)
         if not told:
+            continue
+        if told[0].endswith(".json"):
+            found.append(Failed(0, (), told[1] if len(told) > 1 else "", told[0]))
             continue
         words = told[1].split(maxsplit=1) if len(told) > 1 else []
         only = tuple(words[0].removeprefix("only=").split(",")) if words and words[0].startswith("only=") else ()
