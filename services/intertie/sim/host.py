@@ -77,7 +77,7 @@ class Host:
         """`queue`: its work goes through a scheduler of its own. `site`: the site that it is, if not that of its name. `seen`: told of each way that
         a lane goes."""
         self.name, self.site, self.seen = name, SiteName(site or name), seen
-        self.ended = False
+        self.was_alone = self.ended = False
         """It was a copy, and is no more."""
         self.native = NativeScheduler(machine) if queue else None
         self.pool = pool_of(slots)
@@ -244,7 +244,9 @@ class Agent:
             await self.site.answered(exchange.synced.lease_s, exchange.sent_boot_s)
 
     async def _silence(self, since: datetime | None) -> None:
-        self.host.seen(f"{self.host.name}: {'heard' if since is None else 'islanded'}")
+        if since is not None or self.host.was_alone:
+            self.host.seen(f"{self.host.name}: {'heard again' if since is None else 'islanded'}")
+        self.host.was_alone = since is not None
 
     async def _trouble(self, lane: Lane, trouble: Trouble | None, _text: str) -> None:
         self.host.seen(f"{self.host.name}/{lane}: {trouble.value if trouble else 'good'}")

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from intertie.agent.adapters.fake import Run
 from intertie.agent.core.attempts import Exit
-from intertie.contracts.link import Lane
+from intertie.contracts.base import decode
+from intertie.contracts.link import Lane, MeteringEntry, SegmentClosed
+from intertie.contracts.usage import Segment
 from intertie.ids import AttemptId, JobId, JournalId, SiteName
 from intertie.lane.memory import MemoryLaneTables
 from intertie.scheduler.core.orders import Order
@@ -55,6 +57,8 @@ class History:
     cancelled: set[JobId] = field(default_factory=set)
     restored: set[str] = field(default_factory=set)
     """Services whose store was ever put back."""
+    unsaid: set[AttemptId] = field(default_factory=set)
+    """Of which usage lay on a disk that was lost, and nowhere else: what they used stays incomplete, and metering says so."""
     disks_lost: set[SiteName] = field(default_factory=set)
     """Sites of which a disk was put back, copied or deleted."""
 
@@ -202,9 +206,24 @@ def _put_back(world: World, fault: Fault, stopped: list[str], raised: Callable[[
 # --- a site's ----------------------------------------------------------------------------------------------------------------------------------
 
 
+def _lose(world: World, host: Host) -> None:
+    """What this disk alone knew of usage."""
+    kept = MemoryLaneTables(world.metering_disk).entries
+    for seq, body in host.database.execute("SELECT seq, body FROM entry WHERE lane = ?", (Lane.METERING.value,)):
+        if (Lane.METERING, host.site, host.journal, seq) in kept:
+            continue
+        said = decode(bytes(body), _METERING, what="entry")
+        if isinstance(said, SegmentClosed):
+            world.history.unsaid.add(decode(said.sealed.payload, Segment, what="segment").attempt)
+
+
+_METERING: Any = MeteringEntry
+
+
 def restore_disk(world: World, fault: Fault) -> None:
     """The whole disk of a site's machine is put back, and the machine is started from it."""
     host, image = world.hosts[fault.who], world.images[fault]
+    _lose(world, host)
     world.history.disks_lost.add(host.site)
     world.lose_power(fault.who, back_in=max(fault.lasts, STOP_S * 2))
     host.restore(image.journal)
@@ -217,6 +236,7 @@ def gone(world: World, fault: Fault) -> None:
     host = world.hosts[fault.who]
     world.history.disks_lost.add(host.site)
     world.kill(fault.who, back_in=max(fault.lasts, STOP_S * 2))
+    _lose(world, host)
     host.lose_journal()
 
 
@@ -241,6 +261,7 @@ def end_clone(world: World, fault: Fault) -> None:
     if (twin := world.hosts.get(name)) is None or twin.ended:
         return
     twin.ended = True
+    _lose(world, twin)
     twin.machine.lose_power()
     world.kill(name, back_in=0.0)
     world.kill(fault.who, back_in=1.0)

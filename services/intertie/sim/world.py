@@ -30,7 +30,7 @@ from intertie.contracts.usage import AgreeSpec, Price
 from intertie.errors import IntertieError, NotFound, Refused, Stale, Unavailable
 from intertie.ids import CANARY, AttemptId, Digest, JobId, SiteName, TenantName, minting
 from intertie.link.journal import Build
-from intertie.sim import checks, hub, restores
+from intertie.sim import checks, hub, restores, ways
 from intertie.sim.bus import TELEMETRY, Link, SimBroker, SimBus
 from intertie.sim.clock import START, HostClock
 from intertie.sim.disk import MeteringDisk, Moments, Networked, SchedulerDisk, SimTransfer
@@ -529,7 +529,7 @@ class World:
             self.wrong(f"invariant 15: {SETTLE_S:.0f} s after the last fault: {unsettled}")
             for text in checks.stalled(self):
                 self.wrong(text)
-        for text in await checks.after_all(self):
+        for text in [*await checks.after_all(self), *ways.missed(self)]:
             self.wrong(text)
 
     async def _look_at_holds(self) -> None:
