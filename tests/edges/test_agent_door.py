@@ -162,7 +162,7 @@ async def test_what_cannot_be_is_refused_with_a_code_and_a_next_step(
 async def test_without_an_agent_the_one_sentence_says_what_to_start(short_folder: Path) -> None:
     command = [sys.executable, "-m", "intertie.cli", "local", "--data", str(short_folder), "status"]
     done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 5 and "intertie-agent run" in done.stderr
+    assert done.returncode == 5 and "intertie agent run" in done.stderr
 
 
 async def test_status_speaks_the_reader_s_language(house: House) -> None:

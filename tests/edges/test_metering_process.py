@@ -11,7 +11,7 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
 
@@ -199,9 +199,8 @@ async def test_what_a_site_says_beside_its_segments_arrives_and_what_cannot_be_r
     made, bus = hub
     site = Key.new("U")
     at = SystemClock().now()
-    count = PeriodCount(
-        site=SITE, period="2026-10", start=at - timedelta(days=2), end=at - timedelta(days=1), attempts=1, segments=3, quantity_milli_us=9
-    )
+    start, end = datetime(2026, 9, 30, 16, tzinfo=UTC), datetime(2026, 10, 31, 16, tzinfo=UTC)
+    count = PeriodCount(site=SITE, period="2026-10", start=start, end=end, attempts=1, segments=3, quantity_milli_us=9)
     facts = {"journal": "jnl-0", "lane": "metering", "first": 2, "last": 5, "digest_last": digest(b"x")}
     lost = LostRange(
         seq=3, at=at, journal=JournalId("jnl-0"), first=2, last=5, digest_last=digest(b"x"), sealed=seal(site, encode(facts), site.public)

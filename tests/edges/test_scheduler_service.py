@@ -224,10 +224,19 @@ async def test_a_cancel_wins_over_a_start_that_has_not_happened(hub: Hub, agent:
     """BR-048."""
     agent.hold = True
     job = await hub.submit()
-    await until(lambda: bool(agent.claimed), "the offer is claimed")
+    await claimed(hub, job.job)
     await hub.parts.scheduler.cancel(CancelJob(job=job.job), USER)
     done = await hub.reaches(job.job, "cancelled")
     assert (done.attempts[0].state, done.attempts[0].ran_us) == ("not_started", 0)
+
+
+async def claimed(hub: Hub, job: JobId) -> None:
+    """The claim is on disk at the hub: before that a cancel withdraws the offer."""
+
+    async def looked() -> bool:
+        return any(attempt.claimed_at for attempt in (await hub.job(job)).attempts)
+
+    await until(looked, "the claim is on disk at the hub")
 
 
 async def test_others_jobs_are_not_there(hub: Hub, agent: Agent) -> None:
