@@ -12,6 +12,7 @@ import msgspec
 import pytest
 from tests.sim.mutants import BREAKS, EDGES, LATER, MUTANTS, ROWS, SAME, Mutant, witnesses
 from tests.sim.mutants.money import a_cancel_voids_the_charge
+from tests.sim.mutants.offers import an_old_offer_comes_through
 
 from intertie.sim.__main__ import main
 from intertie.sim.loop import Party, VirtualLoop
@@ -85,6 +86,13 @@ def test_a_mutant_is_caught_within_its_seeds(mutant: Mutant) -> None:
 def test_the_product_holds_where_a_mutant_fails(file: Path) -> None:
     assert file.stem in {mutant.name for mutant in MUTANTS}, "a scenario of no mutant"
     outcome = run(read_scenario(file))
+    assert not outcome.violations, str(outcome)
+
+
+def test_where_every_other_guard_is_gone_the_generation_refuses_an_old_offer() -> None:
+    """The witness of that mutant shows the generation, not the three guards that had to be taken away to see it."""
+    with an_old_offer_comes_through():
+        outcome = run(read_scenario(HERE / "scenarios" / "mutants" / "a_generation_is_not_checked.json"))
     assert not outcome.violations, str(outcome)
 
 

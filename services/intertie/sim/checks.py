@@ -145,6 +145,17 @@ def _go_is_over(attempt: Attempt, machine: Machine) -> str:
     return f"{waited_s:.0f} s ago, {attempt.start_by_s} s are allowed" if waited_s > attempt.start_by_s + SLOW_START_S * 3 else ""
 
 
+def beside(world: World) -> list[tuple[AttemptId, AttemptId]]:
+    """1: pairs of runs of one job, on machines that do not stand still, at sites whose agents live and are heard now."""
+    live = [one.run.attempt for host in world.hosts.values() if _is_told(host) for one in host.machine.live()]
+    return [(one.id, other.id) for one, other in itertools.combinations(live, 2) if one.job == other.job and one.local is None]
+
+
+def _is_told(host: Host) -> bool:
+    agent = host.agent
+    return agent is not None and not (agent.party.dead or agent.party.paused or host.machine.party.paused or agent.silent)
+
+
 def at_placement(world: World, record: AttemptRecord, sampled_s: float | None) -> Iterator[str]:
     """5, 6: a site gets new work only once it was at head with this leader, and only by a live sample, `sampled_s` old here."""
     if not world.scheduler_disk.at_head(record.site):

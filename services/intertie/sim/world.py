@@ -52,6 +52,8 @@ SCALE = 4.0
 ACME, BETA = TenantName("acme"), TenantName("beta")
 # How often in a storm the ledger is asked.
 HOLD_LOOKS = 4
+# For so long two runs of a job may go on beside each other, at sites that are heard: an idle lane's beat, a restart of the agent, and the stop.
+BESIDE_S, BESIDE_LOOK_S = 200.0, 20.0
 # Lines of a story that a person reads.
 STORY = 60
 # Between a client's tries.
@@ -518,6 +520,7 @@ class World:
             self.loop.call_at(fault.at, self._strike, begin, fault, "begins", context=self.fate.context())
             self.loop.call_at(fault.at + fault.lasts, self._strike, end, fault, "ends", context=self.fate.context())
         self.fate.spawn(self._look_at_holds())
+        self.fate.spawn(self._look_beside())
         await asyncio.sleep(self.scenario.calm_at + LOOK_S)
         limit = self.loop.time() + SETTLE_S
         # What is waited for is rest: nothing would ring.
@@ -540,6 +543,17 @@ class World:
                     self.wrong(text)
             except Unavailable:
                 continue  # Its database is away.
+
+    async def _look_beside(self) -> None:
+        """What was excused at its start is not excused for ever: whoever can be told is stopped."""
+        since: dict[tuple[AttemptId, AttemptId], float] = {}
+        while True:
+            await asyncio.sleep(BESIDE_LOOK_S)
+            beside = checks.beside(self)
+            since = {pair: since.get(pair, self.loop.time()) for pair in beside}
+            for pair, at in since.items():
+                if self.loop.time() - at > BESIDE_S:
+                    self.wrong(f"invariant 1: {pair[0]} and {pair[1]} of one job run side by side, at sites that are heard")
 
     def _scheduler(self, clock: HostClock, bus: SimBus) -> Coroutine[Any, Any, None]:
         canary = self.broker.connect(bus.party, bus.link, site_account(CANARY))

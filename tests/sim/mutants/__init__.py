@@ -98,7 +98,6 @@ EDGES = {
 """What a store in memory cannot show: row → the test on real servers that does."""
 
 RESTORES = "the simulator does not restore a store, a disk or a machine yet"
-UNSEEN = "there is a mutant here, and no storm or scenario has seen it yet"
 
 LATER: dict[str, str] = {
     "go obeyed from another session": RESTORES,
@@ -108,7 +107,5 @@ LATER: dict[str, str] = {
     "forget at `ack_through` (no `safe_through`) + restore": RESTORES,
     "epoch not raised after restore": RESTORES,
     "plain: restored journal trusted": RESTORES,
-    "plain: generation not checked": UNSEEN,
-    "stop refused because a newer generation exists": UNSEEN,
 }
 """Row → why it cannot be shown yet. Nothing may stay here."""

@@ -20,8 +20,8 @@ from intertie.sim.machine import SimAdapter
 SILENCES = ("cut", "deaf_out", "deaf_in", "crash", "pause")
 
 
-def an_answer_to_an_earlier_try_counts() -> Any:
-    """An answer that was on its way for a minute is taken as the answer of the latest try, and its lease counts from that one's sending."""
+def an_answer_to_an_earlier_try_counts(patience_s: float = 120.0) -> Any:
+    """An answer that was on its way for so long is taken as the answer of the latest try, and its lease counts from that one's sending."""
     import asyncio
 
     from intertie.contracts.base import decode, encode
@@ -34,11 +34,13 @@ def an_answer_to_an_earlier_try_counts() -> Any:
         import msgspec
 
         if waiting := late.pop(self, None):
-            return machine.answered(self._clock.boot_s(), msgspec.structs.replace(waiting[-1], nonce=sync.nonce))
+            # What it acknowledges is as of then, and was heard of since.
+            told = max(waiting[-1].ack_through, sync.first_seq - 1)
+            return machine.answered(self._clock.boot_s(), msgspec.structs.replace(waiting[-1], nonce=sync.nonce, ack_through=told))
 
         async def ask() -> Synced | None:
             try:
-                reply = await self._bus.request(local_sync_subject(self._lane), encode(sync), timeout_s=120)
+                reply = await self._bus.request(local_sync_subject(self._lane), encode(sync), timeout_s=patience_s)
             except Unavailable:
                 return None
             return decode(reply.body, Synced, what="answer")
