@@ -21,11 +21,13 @@ from tests.fakes.sites import a_site
 
 from intertie.agent import procs
 from intertie.agent.books import save
+from intertie.agent.config import Folder
 from intertie.agent.core.leases import deadline
 from intertie.agent.core.model import State, with_state
-from intertie.agent.upgrade import mark_of, read_mark
+from intertie.agent.upgrade import check, mark_of, read_mark
 from intertie.contracts.job import Cause
 from intertie.contracts.link import Ended, Started
+from intertie.errors import Refused
 from intertie.trust.keys import Key
 
 
@@ -174,3 +176,15 @@ async def test_a_job_under_an_older_agent_s_supervisor_is_adopted_and_ends(short
         end = await world.first(Ended, limit_s=30)
         expected = {"by itself": (9, Cause.JOB), "by a stop": (None, Cause.CANCELLED), "by its lease": (None, Cause.PLATFORM)}
         assert (end.exit_code, end.cause) == expected[how] and end.log_tail == "from an older agent\n"
+
+
+def test_new_code_takes_up_a_journal_of_the_first_release_and_none_of_a_later_one(tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+    shutil.copy(Path(__file__).parent / "data" / "journal_v1.db", folder.journal)
+    check(folder)
+    with sqlite3.connect(folder.journal) as connection:
+        connection.execute("PRAGMA user_version = 999")
+    connection.close()
+    with pytest.raises(Refused) as caught:
+        check(folder)
+    assert caught.value.code == "agent.journal_version"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from intertie.bus.port import Appended, Bus, ConsumerSpec, Dead, Handler, Message, StreamSpec, StreamState, Subscription
@@ -14,6 +14,8 @@ from intertie.observe import log
 LOG = log.get("agent.cut")
 
 Make = Callable[[], Awaitable[Bus]]
+Subscribed = Callable[[Bus], Awaitable[Subscription]]
+"""Listens to the same again, on another connection."""
 # A connection that does not close politely within this is dropped.
 CLOSE_S = 3.0
 
@@ -73,11 +75,20 @@ class CuttableBus:
     async def publish(self, subject: str, body: bytes, headers: Mapping[str, str] | None = None) -> None:
         await self._open().publish(subject, body, headers)
 
+    async def publish_many(self, messages: Sequence[tuple[str, bytes]]) -> None:
+        await self._open().publish_many(messages)
+
     async def request(self, subject: str, body: bytes, *, timeout_s: float, headers: Mapping[str, str] | None = None) -> Message:
         return await self._open().request(subject, body, timeout_s=timeout_s, headers=headers)
 
+    async def listen(self, subject: str, take: Callable[[Message], None], queue: str = "") -> Subscription:
+        return await self._kept(lambda inner: inner.listen(subject, take, queue))
+
     async def subscribe(self, subject: str, handler: Handler, *, queue: str = "", workers: int = 1, backlog: int = 1_000) -> Subscription:
-        one = _Subscription(self, subject, handler, queue, workers, backlog)
+        return await self._kept(lambda inner: inner.subscribe(subject, handler, queue=queue, workers=workers, backlog=backlog))
+
+    async def _kept(self, subscribed: Subscribed) -> Subscription:
+        one = _Subscription(self, subscribed)
         if self._inner is not None:
             await one.open(self._inner)
         self._subscriptions.append(one)
@@ -124,15 +135,11 @@ class _Subscription:
     """What to listen to, and the subscription of the connection that is open now."""
 
     bus: CuttableBus
-    subject: str
-    handler: Handler
-    queue: str
-    workers: int
-    backlog: int
+    subscribed: Subscribed
     inner: Subscription | None = None
 
     async def open(self, bus: Bus) -> None:
-        self.inner = await bus.subscribe(self.subject, self.handler, queue=self.queue, workers=self.workers, backlog=self.backlog)
+        self.inner = await self.subscribed(bus)
 
     async def close(self) -> None:
         self.bus.forget(self)

@@ -60,16 +60,15 @@ def wish_of(folder: Folder) -> Path:
 
 def check(folder: Folder) -> None:
     """Whether this very code can go on with what is in `folder`. `Refused('agent.journal_version' | 'agent.job_format')`."""
-    from intertie.agent import journal, service  # noqa: F401, PLC0415  # that they can be imported is half of the question
+    from intertie.agent import journal_file, service  # noqa: F401, PLC0415  # that they can be imported is half of the question
     from intertie.agent.adapters.process import FORMATS  # noqa: PLC0415
 
     if folder.journal.exists():
-        known = getattr(journal, "READABLE_VERSIONS", (journal.SCHEMA_VERSION,))
         with sqlite3.connect(f"file:{folder.journal}?mode=ro", uri=True, timeout=5.0) as connection:
             found = connection.execute("PRAGMA user_version").fetchone()[0]
         connection.close()
-        if found not in known:
-            raise Refused("agent.journal_version", f"{folder.journal} has format {found}, version {VERSION} reads {known}")
+        if found not in journal_file.READABLE:
+            raise Refused("agent.journal_version", f"{folder.journal} has format {found}, version {VERSION} reads {journal_file.READABLE}")
     for spec in folder.jobs.glob("*/spec.json"):
         told = supervisor.read_json(str(spec))
         if told is not None and told.get("format") not in FORMATS:
