@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from intertie.agent.journal import Bounds, SqliteJournal
+from intertie.agent.journal import SqliteJournal
+from intertie.agent.journal_rows import Bounds
 from intertie.contracts.base import decode
 from intertie.contracts.link import EntryBase, Instruction, Lane, SettingsApplied, Settle
 from intertie.errors import Refused

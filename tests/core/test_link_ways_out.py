@@ -18,7 +18,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tests.core.link_world import NOON, SITE
 
-from intertie.agent.journal import Bounds, Pending, Renewal, SqliteJournal, prepare
+from intertie.agent.journal import SqliteJournal
+from intertie.agent.journal_file import Pending, prepare
+from intertie.agent.journal_rows import Bounds, Renewal
 from intertie.contracts.base import decode, encode
 from intertie.contracts.link import Clocks, EntryBase, Lane, LaneState, LostRange, SettingsApplied, Sync, Synced
 from intertie.ids import Digest, JournalId, SessionId

@@ -11,7 +11,8 @@ from typing import Protocol
 import msgspec
 from tests.edges.store_world import running, until
 
-from intertie.agent.journal import Renewal, SqliteJournal
+from intertie.agent.journal import SqliteJournal
+from intertie.agent.journal_rows import Renewal
 from intertie.bus.port import Bus
 from intertie.clock import Clock, SystemClock
 from intertie.contracts.link import EntryBase, Instruction, Lane, SettingsApplied, Stop, Sync, Synced

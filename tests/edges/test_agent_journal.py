@@ -17,9 +17,11 @@ from pathlib import Path
 
 import pytest
 
-from intertie.agent import journal as room
+from intertie.agent import journal_file as room
 from intertie.agent.books import load
-from intertie.agent.journal import Bounds, Cursor, Pending, Renewal, SqliteJournal, filesystem_of, handled
+from intertie.agent.journal import Cursor, SqliteJournal, handled
+from intertie.agent.journal_file import Pending, filesystem_of
+from intertie.agent.journal_rows import Bounds, Renewal
 from intertie.clock import SystemClock
 from intertie.contracts.base import decode
 from intertie.contracts.link import EntryBase, Inventory, JournalOpened, Lane, LostRange, SettingsApplied, Settle, Stop

@@ -14,7 +14,8 @@ import pytest
 from tests.edges.lane_world import CLOCK, LANE, POISON, A, B, Service, Site, ask, joined, kept, stop, until
 from tests.edges.store_world import running
 
-from intertie.agent.journal import Bounds, SqliteJournal
+from intertie.agent.journal import SqliteJournal
+from intertie.agent.journal_rows import Bounds
 from intertie.bus.memory import MemoryBroker, MemoryBus, site_account
 from intertie.bus.port import Message
 from intertie.clock import SystemClock

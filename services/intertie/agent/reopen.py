@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from intertie.agent.books import get_setting, put_setting
 from intertie.agent.core.model import State
-from intertie.agent.journal import Renewal
+from intertie.agent.journal_rows import Renewal
 from intertie.contracts.base import BATCH_BYTES, encode
 from intertie.contracts.link import EntryBase, HeldAttempt, HeldTold, Lane, Sealed
 from intertie.ids import JournalId

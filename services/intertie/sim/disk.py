@@ -15,7 +15,9 @@ from pathlib import Path
 from random import Random
 from typing import Any, TypeVar
 
-from intertie.agent.journal import Also, Bounds, Pending, Renewal, SqliteJournal
+from intertie.agent.journal import Also, SqliteJournal
+from intertie.agent.journal_file import Pending
+from intertie.agent.journal_rows import Bounds, Renewal
 from intertie.clock import Clock
 from intertie.contracts.job import AttemptRecord, ResultRef, WorkRef
 from intertie.contracts.link import Lane, LaneState

@@ -12,7 +12,8 @@ from random import Random
 
 from intertie.agent.accounts import LocalAccount
 from intertie.agent.core.devices import Pool, state_of
-from intertie.agent.journal import Bounds, Pending, prepare
+from intertie.agent.journal_file import Pending, prepare
+from intertie.agent.journal_rows import Bounds
 from intertie.agent.reopen import begin, recall_place, reopen, tell_held
 from intertie.agent.site import Site
 from intertie.agent.transfer import Transfer
