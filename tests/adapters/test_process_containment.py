@@ -298,7 +298,8 @@ async def test_a_lost_supervisor_leaves_the_end_unknown_and_nobody_pays(machine:
 
 
 async def lost(machine: ProcessAdapter, work: Attempt) -> None:
-    """Its supervisor, killed, and seen gone."""
+    """Its supervisor, killed once the job has begun, and seen gone."""
+    await until(lambda: marked(str(machine.home(work.id) / "script")), "the job has begun")
     who = machine._supervisor(work.id)
     assert who is not None and procs.send(who, signal.SIGKILL)
     await procs.gone(who)
@@ -310,7 +311,7 @@ async def test_a_stop_whose_supervisor_is_killed_in_the_grace_is_carried_out_by_
     work = attempt(STUBBORN.format(python=PYTHON, word=word, then="time.sleep(300)"))
     await run(machine, work)
     await until(lambda: len(marked(word)) >= 3, "the daemons are up")
-    await machine.stop(work.id, 1)
+    await machine.stop(work.id, 3)
     await lost(machine, work)
     assert len(marked(word)) >= 3, "all of it ignores TERM"
     end = await asyncio.wait_for(machine.ended(work), 30)
@@ -336,10 +337,21 @@ async def test_a_stop_without_supervisor_is_carried_out_by_an_agent_that_was_sta
     work = attempt(STUBBORN.format(python=PYTHON, word=word, then="time.sleep(300)"))
     await run(first, work)
     await until(lambda: len(marked(word)) >= 3, "the daemons are up")
-    await first.stop(work.id, 0)
     await lost(first, work)
+    await first.stop(work.id, 0)
     end = await asyncio.wait_for(ProcessAdapter(short_folder / "jobs").ended(work), 30)
-    assert not marked(word) and end.stopped_for in ("asked", None)
+    assert (end.certain, end.stopped_for) == (True, "asked") and not marked(word)
+
+
+@pytest.mark.parametrize("supervised", [True, False])
+async def test_a_stop_that_the_disk_refuses_to_note_is_a_stop_all_the_same(plain: ProcessAdapter, supervised: bool) -> None:
+    work = attempt("sleep 300\n")
+    await run(plain, work)
+    (plain.home(work.id) / "stop.json").mkdir()
+    if not supervised:
+        await lost(plain, work)
+    await plain.stop(work.id, 0)
+    assert (await asyncio.wait_for(plain.ended(work), 20)).stopped_for == "asked"
 
 
 LIMITS = [

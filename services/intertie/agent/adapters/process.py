@@ -84,12 +84,6 @@ class _Spec(msgspec.Struct, frozen=True):
     grace_s: float = 10.0
 
 
-class _Stop(msgspec.Struct, frozen=True):
-    """`stop.json`: final, so it stands for whoever has to carry it out."""
-
-    grace_s: float
-
-
 class _Exit(msgspec.Struct, frozen=True):
     format: int
     code: int | None
@@ -137,6 +131,8 @@ class ProcessAdapter:
         self.boot = boot or supervisor.boot_id()
         self._spawned: dict[AttemptId, int] = {}
         self._orphans: dict[AttemptId, Orphan] = {}
+        self._asked: dict[AttemptId, float] = {}
+        """Stops that came to this agent: attempt → its grace, seconds."""
         folder.mkdir(mode=0o711, parents=True, exist_ok=True)
         folder.chmod(0o711)
 
@@ -416,6 +412,7 @@ class ProcessAdapter:
             why = await orphan.see_out(partial(self._owed, attempt, started, spec))
         finally:
             self._orphans.pop(attempt.id, None)
+            self._asked.pop(attempt.id, None)
         ran_us = (supervisor.boot_ns() - started.boot_ns) // 1000
         if orphan.cgroup is not None:
             with contextlib.suppress(OSError):
@@ -431,9 +428,10 @@ class ProcessAdapter:
 
     def _owed(self, attempt: Attempt, started: _Started, spec: _Spec, at_ns: int) -> Owed | None:
         """What its supervisor would do now: the same reasons, from the same files, in the same order."""
-        asked: _Stop | None = self._json(attempt.id, "stop.json", _Stop)
-        if asked is not None:
-            return Owed("asked", asked.grace_s)
+        noted = supervisor.read_json(str(self.home(attempt.id) / "stop.json")) or {}
+        grace_s = self._asked.get(attempt.id, noted.get("grace_s"))
+        if isinstance(grace_s, int | float):
+            return Owed("asked", grace_s)
         if at_ns - started.boot_ns >= attempt.spec.wall_s * 10**9:
             return Owed("wall_limit", spec.grace_s)
         told = supervisor.read_json(str(self.home(attempt.id) / "deadline.json"))
@@ -457,11 +455,15 @@ class ProcessAdapter:
         return lives and self._started(attempt) is not None and self._exit(attempt) is None
 
     async def stop(self, attempt: AttemptId, grace_s: int) -> None:
-        who = self._supervisor(attempt)
-        if who is None:
+        home = self.home(attempt)
+        if not (home / "claimed").exists():
             return
-        _write(self.home(attempt) / "stop.json", json.dumps({"grace_s": grace_s}).encode("ascii"), 0o600)
-        procs.send(who, signal.SIGTERM)
+        self._asked[attempt] = grace_s
+        # A disk that refuses costs the stop nothing but its own grace: whoever follows the end knows of it, and asks again after a restart.
+        with contextlib.suppress(OSError):
+            _write(home / "stop.json", json.dumps({"grace_s": grace_s}).encode("ascii"), 0o600)
+        if (who := self._supervisor(attempt)) is not None:
+            procs.send(who, signal.SIGTERM)
         if (orphan := self._orphans.get(attempt)) is not None:
             orphan.asked()  # Its supervisor is lost: whoever waits for its end sees to it.
 
