@@ -413,6 +413,13 @@ def test_an_heir_holds_nothing_until_its_predecessor_is_gone_and_all_of_it_then(
     assert holds.holder == {} and holds.heir == {}
 
 
+def test_what_is_found_at_its_end_holds_nothing() -> None:
+    """Folders of one device that a lost journal left: the youngest holds it, however many there were before."""
+    young = attempt(state=State.RUNNING)
+    ended = [attempt(state=State.STAGING, over=True) for _ in range(3)]
+    assert set(Holds.of([*ended, young]).holder.values()) == {young.id}
+
+
 def test_an_heir_that_is_given_up_leaves_its_predecessor_alone() -> None:
     first = attempt(state=State.RUNNING)
     heir = attempt(state=State.CLAIMED, after=[first.id])

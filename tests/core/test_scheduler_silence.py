@@ -406,6 +406,16 @@ def found(attempt: Attempt, ears: Hearing, now_s: float, *, roll: judge.Roll | N
     return [one.decide.func.__name__ for one in findings.rulings]  # type: ignore[attr-defined]  # each is a partial of a rule
 
 
+def test_a_site_that_speaks_out_of_another_journal_is_waited_for_until_a_date() -> None:
+    """The promise that its new journal made may have been taken back by a look at the row of before."""
+    ears = sung(5.0)
+    ears.hear(row(3, journal="jnl-2"), 5.0)
+    attempt = replace(leased(), journal=JournalId("jnl-1"))
+    assert found(attempt, ears, 6.0) == ["promise"]
+    ears.hear(row(4, running=(attempt.record.attempt,)), 6.0)
+    assert found(attempt, ears, 7.0) == []
+
+
 def leased() -> Attempt:
     file = running()
     assert file.attempt is not None

@@ -50,7 +50,7 @@ from intertie.scheduler.core.given import Fact
 from intertie.scheduler.core.grants import GRANTS_PER_SITE, Grant
 from intertie.scheduler.core.interpret import Source, interpret
 from intertie.scheduler.core.orders import Order
-from intertie.scheduler.core.rows import AttemptState, Change, File, Ignored, Job
+from intertie.scheduler.core.rows import AttemptState, Change, File, Ignored, Job, first_version
 from intertie.scheduler.memory import MemorySchedulerStore
 from intertie.scheduler.pg import PgSchedulerStore, Q
 from intertie.scheduler.store import (
@@ -243,6 +243,19 @@ async def test_a_placed_job_runs_and_ends_by_its_sites_entries(store: SchedulerS
         assert (await state_of(store, job))[0] == state
     told = await store.story(job.job, EVERYTHING)
     assert [line.what for line in told] == ["submitted", "placed", "claimed", "started", "ended: succeeded"]
+
+
+async def test_what_is_from_before_a_restore_goes_on_above_every_version_that_was_told(store: SchedulerStore) -> None:
+    """Whoever heard of a tail that a restore took holds higher versions than the store does, and takes only higher ones."""
+    job = a_job()
+    await submit(store, job)
+    site = Site(await place(store, job))
+    await store.lift_versions(7, first_version(7))
+    change = await tell(store, site.claimed())
+    assert isinstance(change, Change) and change.attempt is not None and change.before.attempt is not None
+    assert (change.before.job.version, change.before.attempt.record.version) == (7_000, 7_000)
+    await store.lift_versions(7, first_version(7))
+    assert (await store.attempts(None, 10))[0].record.version == change.attempt.record.version == 7_001
 
 
 async def test_every_change_is_told_with_rising_versions(store: SchedulerStore) -> None:

@@ -390,6 +390,11 @@ class Site:
 
     async def _go(self, go: Go, acknowledged: int, sent_boot_s: float) -> None:
         attempt = self.books.attempts.get(go.attempt)
+        if attempt is None and not self.same_place and go.journal not in (None, self.journal.id):
+            # Claimed where this folder lay before, after it was copied: what became of it there is not ours to say.
+            LOG.warning("a go of another place is not answered", attempt=go.attempt, journal=go.journal)
+            await self.journal.write(handled(go.id))
+            return
         if attempt is None:
             await self._never(go, Failing(code="unknown_attempt", text="a go for an attempt that this site never claimed"))
             return
@@ -472,7 +477,11 @@ class Site:
             case life.Bury():
                 self.books.tombstones.add(one.attempt)
                 also = together(handled(one.id), bury(one.attempt, self.clock.now().isoformat()))
-                await self._answer(one, None, "unknown_attempt", also)
+                if self.same_place:
+                    await self._answer(one, None, "unknown_attempt", also)
+                else:
+                    # It may run where this folder lay before: nobody looked there.
+                    await self.journal.write(also)
             case life.AlreadyOver(answer):
                 await self._answer(one, attempt, answer, handled(one.id))
             case life.GiveUp(why):

@@ -147,12 +147,13 @@ class MemorySchedulerStore(MemoryStore):
         mine = [a for a in self.attempt_rows.values() if a.record.job == job.job and a is not held and a.state in _BESIDE]
         return File(job, held, tuple(sorted(mine, key=lambda a: (a.record.epoch, a.record.generation))))
 
-    async def lift_versions(self, first: int) -> None:
+    async def lift_versions(self, epoch: int, first: int) -> None:
         async with self.transaction():
             for name, job in self.jobs.items():
-                self.jobs[name] = replace(job, version=max(job.version, first))
+                if job.epoch < epoch:
+                    self.jobs[name] = replace(job, version=max(job.version, first))
             for key, attempt in self.attempt_rows.items():
-                if attempt.record.version < first:
+                if attempt.record.epoch < epoch and attempt.record.version < first:
                     self.attempt_rows[key] = replace(attempt, record=msgspec.structs.replace(attempt.record, version=first))
 
     async def open_at(self, tx: StoreTx, site: SiteName) -> list[AttemptId]:

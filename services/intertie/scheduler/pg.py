@@ -82,10 +82,10 @@ class PgSchedulerStore:
     async def epoch(self) -> int:
         return await self.db.epoch()
 
-    async def lift_versions(self, first: int) -> None:
+    async def lift_versions(self, epoch: int, first: int) -> None:
         async with self.db.transaction() as tx:
-            await tx.run(Q.job_versions_lift, first)
-            await tx.run(Q.attempt_versions_lift, first)
+            await tx.run(Q.job_versions_lift, epoch, first)
+            await tx.run(Q.attempt_versions_lift, epoch, first)
 
     async def read_audit(self, query: AuditQuery) -> list[AuditRow]:
         return await self.db.read_audit(query)

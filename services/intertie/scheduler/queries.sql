@@ -36,10 +36,10 @@ ORDER BY j.job DESC
 LIMIT $8
 
 -- name: job_versions_lift
-UPDATE job SET version = $1 WHERE version < $1
+UPDATE job SET version = $2 WHERE epoch < $1 AND version < $2
 
 -- name: attempt_versions_lift
-UPDATE attempt SET version = $1, record = jsonb_set(record, '{version}', to_jsonb($1::bigint)) WHERE version < $1
+UPDATE attempt SET version = $2, record = jsonb_set(record, '{version}', to_jsonb($2::bigint)) WHERE epoch < $1 AND version < $2
 
 -- name: job_update
 UPDATE job SET state = $2, queued_at = $3, ended_at = $4, cancel_at = $5, cancel_by = $6, cancel_reason = $7, ending = $8, failures = $9,

@@ -216,8 +216,8 @@ class SchedulerStore(Protocol):
 
     async def epoch(self) -> int: ...
 
-    async def lift_versions(self, first: int) -> None:
-        """No job and no attempt has a version below this from here on (`rows.first_version`); nothing else of them changes."""
+    async def lift_versions(self, epoch: int, first: int) -> None:
+        """No job and no attempt of an epoch before has a version below this from here on (`rows.first_version`); nothing else of them changes."""
         ...
 
     async def read_audit(self, query: AuditQuery) -> list[AuditRow]: ...

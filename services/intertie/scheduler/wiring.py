@@ -79,7 +79,7 @@ async def wire(
     account; without it no silence moves anything. `lease_s`: of `rerun` work. `own_keys`: further public keys that this service has sealed with."""
     epoch = await store.epoch()
     if epoch > FIRST_EPOCH:
-        await store.lift_versions(first_version(epoch))
+        await store.lift_versions(epoch, first_version(epoch))
     canary_beat_s = max(CANARY_BEAT_S * scale, LEAST_CANARY_S)
     hearing = Hearing(
         silent_s=max(SILENT_S * scale, LEAST_SILENT_S), office_s=clock.monotonic_s(), canary_beat_s=canary_beat_s, epoch=epoch
