@@ -447,6 +447,7 @@ class World:
                 party.spawn(self._cancel_again(bus, job, f"tenant_user:ann:{work.tenant}"))
 
     async def _cancel_again(self, bus: SimBus, job: JobId, claims: str) -> None:
+        await asyncio.sleep(CANCEL_AGAIN_S)
         await self._cancel(bus, job, claims)
         self.asked += 1
 

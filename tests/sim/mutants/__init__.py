@@ -7,7 +7,7 @@ says why it cannot be shown yet (`LATER`).
 
 from __future__ import annotations
 
-from tests.sim.mutants import events, journals, money, native, offers, silence, sites
+from tests.sim.mutants import events, journals, money, native, offers, restores, silence, sites
 from tests.sim.mutants.base import Mutant, witnesses
 
 __all__ = ["BREAKS", "EDGES", "LATER", "MUTANTS", "ROWS", "SAME", "Mutant", "witnesses"]
@@ -20,6 +20,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *money.MUTANTS,
     *events.MUTANTS,
     *sites.MUTANTS,
+    *restores.MUTANTS,
 )
 
 BREAKS: dict[str, str] = {
@@ -97,15 +98,6 @@ EDGES = {
 }
 """What a store in memory cannot show: row → the test on real servers that does."""
 
-RESTORES = "the simulator does not restore a store, a disk or a machine yet"
 
-LATER: dict[str, str] = {
-    "go obeyed from another session": RESTORES,
-    "no tombstone": RESTORES,
-    "tombstone pruned at ack": RESTORES,
-    "same seq with other content accepted": RESTORES,
-    "forget at `ack_through` (no `safe_through`) + restore": RESTORES,
-    "epoch not raised after restore": RESTORES,
-    "plain: restored journal trusted": RESTORES,
-}
+LATER: dict[str, str] = {}
 """Row → why it cannot be shown yet. Nothing may stay here."""
