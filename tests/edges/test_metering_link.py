@@ -188,10 +188,11 @@ async def test_evidence_that_nobody_has_is_on_the_statement_in_the_check_and_an_
     assert (await edge.check()).lost == [told]
     (fault,) = await faults(edge)
     assert (fault.report.kind, fault.report.site, fault.report.title) == (
-        "metering.lost",
+        "lane.lost_range",
         SITE,
-        "7 entries of usage of site site-a exist nowhere any more",
+        "Entries of site site-a on lane metering are lost",
     )
+    assert "7 entries of usage" in fault.report.text
 
 
 async def test_what_another_site_lost_is_not_on_this_tenant_s_statement(edge: Edge) -> None:

@@ -10,12 +10,12 @@ from datetime import datetime
 from typing import Protocol
 
 from intertie.clock import Clock
-from intertie.contracts.incident import ReportIncident, Severity
 from intertie.contracts.link import JournalOpened, Lane, LostRange, PeriodClosed
 from intertie.contracts.usage import LostEntries, SitePeriod
 from intertie.ids import SiteName
 from intertie.lane.tables import LaneEntry
 from intertie.link.keeper import SiteRow
+from intertie.link.lost import range_lost
 from intertie.metering.core import closing
 from intertie.metering.core.reckon import Trust
 from intertie.metering.store import MeteringStore
@@ -66,7 +66,9 @@ class Words:
             await self._store.note_period(proven[0] if proven else told, mark)
             return
         lost = closing.lost_entries(entry.site, said, keys, self._trust.verify, entry.received_at)
-        await self._store.note_lost(lost, _report(lost.told), mark)
+        unsealed = "" if lost.told.proven else " It was said without a valid seal."
+        then = f"{lost.told.entries} entries of usage: `intertie statement` and the ledger's check name them.{unsealed}"
+        await self._store.note_lost(lost, range_lost(entry.site, Lane.METERING, said, then), mark)
 
     async def prove_again(self) -> None:
         """Believe the words that a key which came later proves."""
@@ -101,15 +103,3 @@ class Words:
     async def lost(self, sites: Collection[SiteName] | None = None) -> list[LostEntries]:
         """What nobody has any more."""
         return await self._store.lost(sites, NAMED)
-
-
-def _report(lost: LostEntries) -> ReportIncident:
-    return ReportIncident(
-        key=f"metering.lost/{lost.site}",
-        kind="metering.lost",
-        severity=Severity.CRITICAL,
-        title=f"{lost.entries} entries of usage of site {lost.site} exist nowhere any more",
-        text=f"Entries {lost.first} to {lost.last} of the metering lane, journal {lost.journal[:128]!r}: lost here by a restore, forgotten at the site "
-        f"because they were called safe{'' if lost.proven else '; said without a valid seal'}. `intertie statement` and the ledger's check name them.",
-        site=lost.site,
-    )

@@ -16,7 +16,7 @@ import msgspec
 
 from intertie.contracts.base import Instant, encode
 from intertie.contracts.identity import AuditQuery, AuditRow
-from intertie.contracts.link import Inventory, JournalOpened, LaneState, LendingPaused, LostRange, ProfileDeclared, SiteCondition
+from intertie.contracts.link import Inventory, JournalOpened, Lane, LaneState, LendingPaused, LostRange, ProfileDeclared, SiteCondition
 from intertie.contracts.site import (
     CordonPool,
     PoolChanged,
@@ -29,6 +29,7 @@ from intertie.contracts.site import (
 )
 from intertie.errors import NotFound, Refused
 from intertie.ids import DeviceId, SiteName
+from intertie.link.lost import range_lost
 from intertie.registry.core import faults, inventory, profile, site
 from intertie.registry.core.freshness import Judgement
 from intertie.store import Leader, StoreTx
@@ -171,7 +172,7 @@ class RegistryStore(ABC):
         async with self.rows(reserved=True) as rows:
             await mark(rows.tx)
             if isinstance(entry, LostRange):
-                await rows.tx.fault(faults.range_lost(name, entry))
+                await rows.tx.fault(range_lost(name, Lane.REGISTRY, entry, "The site says anew what it holds."))
                 await rows.tx.audit(
                     actor=f"site/{name}", action="site.lost_range", target=name, reason=f"{entry.journal} {entry.first}-{entry.last}"
                 )

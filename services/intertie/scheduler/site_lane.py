@@ -40,6 +40,7 @@ from intertie.lane.keeper import Settings
 from intertie.lane.tables import LaneEntry, LaneTables
 from intertie.link.journal import InstructionMark
 from intertie.link.keeper import SiteRow
+from intertie.link.lost import range_lost
 from intertie.scheduler.core import ways
 from intertie.scheduler.core.grants import GRANTS_PER_SITE
 from intertie.scheduler.core.hearing import at_head
@@ -47,7 +48,6 @@ from intertie.scheduler.core.interpret import UNKNOWN_ATTEMPT, Source, interpret
 from intertie.scheduler.core.orders import FIRST, START_WITHIN_S, STOP_GRACE_S, Order, instruction_id, stop_words
 from intertie.scheduler.core.rows import Change, File, Ignored, first_version, line
 from intertie.scheduler.core.silence import LOST_AFTER
-from intertie.scheduler.core.ways import lost_range
 from intertie.scheduler.knowledge import Knowledge
 from intertie.scheduler.rounds import Planner
 from intertie.scheduler.store import OpenOrder, Revision, SchedulerStore
@@ -122,7 +122,7 @@ class SiteLane:
                 case HeldTold():
                     changes = await self._held(tx, said, source, now, why=f"told in epoch {said.epoch}")
                 case LostRange():
-                    await tx.fault(lost_range(said, source))
+                    await tx.fault(range_lost(entry.site, Lane.SCHEDULER, said, "What runs is compared by the journal that follows."))
                     changes = []
                 case IslandedSubmit():
                     changes = [await self._islanded(tx, said, source, now)]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from intertie.contracts.incident import ReportIncident, Severity
-from intertie.contracts.link import LostRange
 from intertie.contracts.site import PoolProfile
 from intertie.errors import Refused
 from intertie.ids import DeviceId, PoolName, SiteName
@@ -31,18 +30,6 @@ def profile_stands(site: SiteName, pool: PoolName) -> ReportIncident:
         text="A later declaration was accepted.",
         site=site,
         recovered=True,
-    )
-
-
-def range_lost(site: SiteName, said: LostRange) -> ReportIncident:
-    return ReportIncident(
-        key=f"registry.lost_range/{site}",
-        kind="registry.lost_range",
-        severity=Severity.CRITICAL,
-        title=f"Site {site} says that reports to the registry are lost",
-        text=f"Entries {said.first} to {said.last} of its journal {said.journal[:128]!r} exist nowhere any more: the registry's database was restored to "
-        "before them. The site has signed this and says anew what it holds.",
-        site=site,
     )
 
 

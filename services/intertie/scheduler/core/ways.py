@@ -17,7 +17,7 @@ import msgspec
 from intertie.contracts.base import encode
 from intertie.contracts.incident import ReportIncident, Severity
 from intertie.contracts.job import AttemptRecord, Attribution, JobSpec, JobState, SubmitJob
-from intertie.contracts.link import HeldAttempt, HeldTold, IslandedGrant, IslandedSubmit, JournalOpened, LostRange, OfferBody
+from intertie.contracts.link import HeldAttempt, HeldTold, IslandedGrant, IslandedSubmit, JournalOpened, OfferBody
 from intertie.contracts.site import DeviceKind
 from intertie.errors import Refused
 from intertie.ids import NAME, Digest, JobId, TenantName, is_id
@@ -63,19 +63,6 @@ def opened(
 def _about(file: File, attempt: Attempt, source: Source, what: str, why: str, evidence: str, now: datetime) -> Change:
     told = line(file.job, what, source.actor, now, now, why=why, attempt=attempt.record.attempt, evidence=evidence)
     return Change(file, file.job, attempt, source.actor, why, now, (told,))
-
-
-def lost_range(entry: LostRange, source: Source) -> ReportIncident:
-    """Entries that exist nowhere any more: a person may have to answer for what they told. What ran is compared by the journal that follows."""
-    return ReportIncident(
-        key=f"lane.lost_range/{source.site}/scheduler",
-        kind="lane.lost_range",
-        severity=Severity.CRITICAL,
-        title=f"Entries of site {source.site} are lost",
-        text=f"Entries {entry.first} to {entry.last} of journal {entry.journal[:NAME_LENGTH]!r} on lane scheduler exist nowhere: "
-        "the hub lost them by a restore.",
-        site=source.site,
-    )
 
 
 # --- what this hub does not know -----------------------------------------------------------------------------------------------------------
