@@ -25,11 +25,11 @@ from intertie.store.audit import chain_handlers
 from intertie.store.memory import MemoryStore
 from intertie.store.outbox import Leader
 from intertie.store.pg import Database
-from intertie.store.tx import Q
+from intertie.store.tx import Q, audit_row
 from intertie.trust.chain import GENESIS, link_digest, row_bytes
 
 if TYPE_CHECKING:
-    import asyncpg
+    pass
 
 LOG = log.get("store.chainer")
 CHAINED = metrics.Counter("intertie_audit_chained_total", "Audit rows that were chained", ("service",))
@@ -183,7 +183,7 @@ class PgChain:
                 return 0
             await tx.fence(leader)
             taken = sorted(row["audit"] for row in await tx.all(Q.chain_take, limit))
-            rows = [_audit(row) for row in await tx.all(Q.chain_rows, taken)]
+            rows = [audit_row(row) for row in await tx.all(Q.chain_rows, taken)]
             head = await tx.one(Q.chain_head)
             before = (head["epoch"], head["number"], head["digest"]) if head is not None else (0, 0, GENESIS)
             await tx.many(Q.chain_add, next_links(before, max(leader.epoch, before[0]), rows))
@@ -210,12 +210,12 @@ class PgChain:
                 audit=row["audit"],
                 digest=row["digest"].hex(),
                 row=row["row"].decode("utf-8", errors="replace"),
-                found=_audit(row) if row["id"] is not None else None,
+                found=audit_row(row) if row["id"] is not None else None,
             )
             for row in rows[: query.limit]
         ]
         waiting = [row["id"] for row in missing if row["waiting"]]
-        return _reply(self._db.service, links, len(rows) > query.limit, [_audit(row) for row in missing], waiting)
+        return _reply(self._db.service, links, len(rows) > query.limit, [audit_row(row) for row in missing], waiting)
 
 
 class MemoryChain:
@@ -269,16 +269,3 @@ def _reply(service: str, links: list[AuditLink], more: bool, missing: list[Audit
 
 def _with(link: AuditLink, row: AuditRow | None) -> AuditLink:
     return AuditLink(epoch=link.epoch, number=link.number, audit=link.audit, digest=link.digest, row=link.row, found=row)
-
-
-def _audit(row: asyncpg.Record) -> AuditRow:
-    return AuditRow(
-        id=row["id"],
-        at=row["at"],
-        actor=row["actor"],
-        action=row["action"],
-        target=row["target"],
-        reason=row["reason"],
-        result=row["result"],
-        trace_id=row["trace_id"],
-    )

@@ -176,19 +176,21 @@ class Tx:
 
     async def read_audit(self, query: AuditQuery) -> list[AuditRow]:
         """Audit rows, newest first, before an id."""
-        return [
-            AuditRow(
-                id=row["id"],
-                at=row["at"],
-                actor=row["actor"],
-                action=row["action"],
-                target=row["target"],
-                reason=row["reason"],
-                result=row["result"],
-                trace_id=row["trace_id"],
-            )
-            for row in await self.all(Q.audit_read, query.limit, query.before)
-        ]
+        return [audit_row(row) for row in await self.all(Q.audit_read, query.limit, query.before)]
+
+
+def audit_row(row: asyncpg.Record) -> AuditRow:
+    """A row of the audit table, as it is read and chained."""
+    return AuditRow(
+        id=row["id"],
+        at=row["at"],
+        actor=row["actor"],
+        action=row["action"],
+        target=row["target"],
+        reason=row["reason"],
+        result=row["result"],
+        trace_id=row["trace_id"],
+    )
 
 
 _TRUSTED = frozenset({str, int, float, bool, bytes, type(None)})

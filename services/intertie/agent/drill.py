@@ -18,6 +18,7 @@ from intertie.agent.books import get_setting, put_setting
 from intertie.agent.config import VERSION
 from intertie.agent.core.model import Attempt, State
 from intertie.agent.cut import CuttableBus, Make
+from intertie.agent.journal import Cursor
 from intertie.agent.site import Site
 from intertie.contracts.base import decode, encode
 from intertie.contracts.drill import DrillAttempt, DrillConsent, DrillLane, DrillLocal, SiteDrill
@@ -258,10 +259,10 @@ class Drill:
         """On disk first."""
         text = encode(cut).decode("utf-8")
 
-        def write(cursor: object) -> None:
-            put_setting("drill", text)(cursor)  # type: ignore[arg-type]  # the journal's own cursor
+        def write(cursor: Cursor) -> None:
+            put_setting("drill", text)(cursor)
             if done:
-                put_setting("drill_done", done)(cursor)  # type: ignore[arg-type]
+                put_setting("drill_done", done)(cursor)
 
         await self._journal.write(write)
         self._cut, self._done = cut, done or self._done
