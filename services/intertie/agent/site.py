@@ -451,7 +451,7 @@ class Site:
             seq = following[Lane.SCHEDULER]
             told: list[AttemptEntry] = []
             if answer is not None:
-                told.append(_numbered(answer, seq))
+                told.append(msgspec.structs.replace(answer, seq=seq))
                 seq += 1
             told.append(NotStarted(**self.entry_of(attempt, seq), code=why.code, text=why.text))
             return {Lane.SCHEDULER: told}
@@ -516,6 +516,7 @@ class Site:
                 await self.journal.write(handled(one.id))
 
     def _answered(self, one: Stop, attempt: Attempt | None, answer: str) -> StopAnswered:
+        """Numbered when it is journalled."""
         return StopAnswered(
             seq=1,
             at=self.clock.now(),
@@ -530,7 +531,7 @@ class Site:
 
     async def _answer(self, one: Stop, attempt: Attempt | None, answer: str, also: Also) -> None:
         told = self._answered(one, attempt, answer)
-        await self.append(lambda following: {Lane.SCHEDULER: [_numbered(told, following[Lane.SCHEDULER])]}, also)
+        await self.append(lambda following: {Lane.SCHEDULER: [msgspec.structs.replace(told, seq=following[Lane.SCHEDULER])]}, also)
 
     async def _settle(self, one: Settle) -> None:
         """The hub holds all of it: the work may go. Its log stays readable until it is the oldest of many."""
@@ -629,17 +630,3 @@ def paced(found: SiteSettings) -> SiteSettings:
 def _owes_result(attempt: Attempt) -> bool:
     """Ended with outputs that the gateway does not have yet."""
     return attempt.local is None and attempt.ended is not None and attempt.ended.result is not None and not attempt.ended.result_stored
-
-
-def _numbered(entry: StopAnswered, seq: int) -> StopAnswered:
-    return StopAnswered(
-        seq=seq,
-        at=entry.at,
-        islanded=entry.islanded,
-        attempt=entry.attempt,
-        job=entry.job,
-        epoch=entry.epoch,
-        generation=entry.generation,
-        answer=entry.answer,
-        instruction=entry.instruction,
-    )
