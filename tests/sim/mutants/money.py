@@ -146,7 +146,7 @@ def utc_is_anchored_again() -> Any:
 
 def a_segment_that_comes_again_is_added() -> Any:
     """A segment is known by the entry that it came in, not by its id: what a new journal says again is used again, and paid again."""
-    judge = reckon.judge
+    judge = attribution.judge
 
     def apart(items: Any, *more: Any) -> Any:
         names = [replace(item, segment=msgspec.structs.replace(item.segment, id=f"{item.segment.id}-{item.journal}")) for item in items]
