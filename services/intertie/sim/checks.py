@@ -224,6 +224,8 @@ def stalled(world: World) -> Iterator[str]:
 
 def _open_orders(store: SchedulerDisk, name: str) -> list[str]:
     row = next(row for key, row in store.attempt_rows.items() if key == name)
+    if row.state is AttemptState.LOST:
+        return []  # Its date has come, or a person said so: where it lay nobody answers any more.
     cancelled = store.jobs[row.record.job].cancel is not None
     return [order for order in due(row, cancelled=cancelled) if order is not Order.SETTLE]
 
