@@ -33,7 +33,11 @@ from intertie.trust.seal import open_seal
 LOOK_S = 0.5
 # An agent that was told to end lets go of its jobs, of which there are none, and of its journal.
 END_S = 30.0
-REMOVED = ("keys", "jobs", "packs", "journal.db", "journal.db-wal", "journal.db-shm", "pools.json", "site.json", "site.toml", "agent.sock")
+# What was set aside of a damaged journal, too: it holds values of the environment. The lock last.
+REMOVED = (
+    *("keys", "jobs", "packs", "journal.db*", "pools.json", "site.json", "site.toml"),
+    *("agent.json", "upgrade.json", "agent.sock", "agent.lock"),
+)
 
 
 class ReceiptFile(Contract, frozen=True, kw_only=True):
@@ -76,7 +80,7 @@ def leave(data: Path | None, now: bool, reason: str, receipt: Path | None, yes: 
         note(say_local("leave.kept", data=folder))
         return
     _end_agent(folder)
-    _remove(folder)
+    remove(folder)
     note(say_local("leave.removed", data=folder))
 
 
@@ -191,14 +195,13 @@ def _end_agent(folder: Path) -> None:
         os.close(handle)
 
 
-def _remove(folder: Path) -> None:
+def remove(folder: Path) -> None:
     """Ours alone; what else lies in the folder stays, and the folder with it."""
-    for name in REMOVED:
-        path = folder / name
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink(missing_ok=True)
-    (folder / "agent.lock").unlink(missing_ok=True)
+    for pattern in REMOVED:
+        for path in folder.glob(pattern):
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
     with contextlib.suppress(OSError):
         folder.rmdir()
