@@ -38,6 +38,7 @@ from intertie.scheduler.store import (
     Submitted,
     Told,
     new_first,
+    result_of,
 )
 from intertie.store import Leader, MemoryStore, StoreTx
 from intertie.trust.rights import Scope
@@ -131,11 +132,8 @@ class MemorySchedulerStore(MemoryStore):
             found = self.jobs.get(job)
             if found is None or not self._inside(found, scope):
                 return None
-            outcome = decide(self._file(found))
-            if isinstance(outcome, Change):
-                await self._save(outcome)
-            result = f"nothing to do: {outcome.why}" if isinstance(outcome, Ignored) else "ok"
-            await tx.audit(actor=actor, action=action, target=job, reason=reason, result=result)
+            outcome = await self._kept(decide(self._file(found)))
+            await tx.audit(actor=actor, action=action, target=job, reason=reason, result=result_of(outcome))
             return outcome
 
     def _live_of(self, job: JobId) -> Attempt | None:
@@ -171,10 +169,7 @@ class MemorySchedulerStore(MemoryStore):
             self.jobs[job.job] = replace(job, client_key=key, epoch=job.epoch or self.service_epoch)
             self.lines[job.job] = (told,)
             await self.emit(job_changed(job, None, told.actor, told.what, job.submitted_at))
-        outcome = decide(self._file(self.jobs[job.job]))
-        if isinstance(outcome, Change):
-            await self._save(outcome)
-        return outcome
+        return await self._kept(decide(self._file(self.jobs[job.job])))
 
     async def change_attempt(
         self, attempt: AttemptId, scope: Scope, decide: Decide, *, actor: str, action: str, reason: str
@@ -184,20 +179,14 @@ class MemorySchedulerStore(MemoryStore):
             job = self.jobs[found.record.job] if found else None
             if job is None or not self._inside(job, scope):
                 return None
-            outcome = decide(self._file(job, attempt))
-            if isinstance(outcome, Change):
-                await self._save(outcome)
-            result = f"nothing to do: {outcome.why}" if isinstance(outcome, Ignored) else "ok"
-            await tx.audit(actor=actor, action=action, target=attempt, reason=reason, result=result)
+            outcome = await self._kept(decide(self._file(job, attempt)))
+            await tx.audit(actor=actor, action=action, target=attempt, reason=reason, result=result_of(outcome))
             return outcome
 
     async def apply(self, tx: StoreTx, attempt: AttemptId | None, decide: DecideAttempt) -> Change | Ignored:
         assert tx is self, "a transaction of another store cannot change a job here"
         found = self.attempt_rows.get(attempt) if attempt is not None else None
-        outcome = decide(self._file(self.jobs[found.record.job], attempt) if found else None)
-        if isinstance(outcome, Change):
-            await self._save(outcome)
-        return outcome
+        return await self._kept(decide(self._file(self.jobs[found.record.job], attempt) if found else None))
 
     # --- rounds ----------------------------------------------------------------------------------------------------------------------------
 
@@ -241,6 +230,11 @@ class MemorySchedulerStore(MemoryStore):
         assert change.attempt is not None
         record = change.attempt.record
         return self._live_of(record.job) is not None or any((record.site, record.pool, d) in self.holders for d in record.devices)
+
+    async def _kept(self, outcome: Change | Ignored) -> Change | Ignored:
+        if isinstance(outcome, Change):
+            await self._save(outcome)
+        return outcome
 
     async def _save(self, change: Change) -> None:
         job, attempt = change.job, change.attempt

@@ -52,6 +52,7 @@ from intertie.scheduler.store import (
     Submitted,
     Told,
     new_first,
+    result_of,
 )
 from intertie.store import Database, Leader, StoreTx, Tx, Violated, load_queries
 from intertie.trust.rights import Scope
@@ -139,11 +140,8 @@ class PgSchedulerStore:
             file = await _locked(tx, job, scope)
             if file is None:
                 return None
-            outcome = decide(file)
-            if isinstance(outcome, Change):
-                await _save(tx, outcome)
-            result = f"nothing to do: {outcome.why}" if isinstance(outcome, Ignored) else "ok"
-            await tx.audit(actor=actor, action=action, target=job, reason=reason, result=result)
+            outcome = await _kept(tx, decide(file))
+            await tx.audit(actor=actor, action=action, target=job, reason=reason, result=result_of(outcome))
             return outcome
 
     async def apply(self, tx: StoreTx, attempt: AttemptId | None, decide: DecideAttempt) -> Change | Ignored:
@@ -153,10 +151,7 @@ class PgSchedulerStore:
         if row is not None:
             file = await _locked(tx, row["job"], EVERYTHING, attempt)
             assert file is not None and file.attempt is not None, "jobs and attempts are never deleted"
-        outcome = decide(file)
-        if isinstance(outcome, Change):
-            await _save(tx, outcome)
-        return outcome
+        return await _kept(tx, decide(file))
 
     async def open_at(self, tx: StoreTx, site: SiteName) -> list[AttemptId]:
         assert isinstance(tx, Tx), "a transaction of another store cannot be read here"
@@ -171,10 +166,7 @@ class PgSchedulerStore:
             await tx.emit(job_changed(job, None, told.actor, told.what, job.submitted_at))
         file = await _locked(tx, job.job, EVERYTHING)
         assert file is not None, "it is here now"
-        outcome = decide(file)
-        if isinstance(outcome, Change):
-            await _save(tx, outcome)
-        return outcome
+        return await _kept(tx, decide(file))
 
     async def change_attempt(
         self, attempt: AttemptId, scope: Scope, decide: Decide, *, actor: str, action: str, reason: str
@@ -184,11 +176,8 @@ class PgSchedulerStore:
             file = await _locked(tx, row["job"], scope, attempt) if row else None
             if file is None:
                 return None
-            outcome = decide(file)
-            if isinstance(outcome, Change):
-                await _save(tx, outcome)
-            result = f"nothing to do: {outcome.why}" if isinstance(outcome, Ignored) else "ok"
-            await tx.audit(actor=actor, action=action, target=attempt, reason=reason, result=result)
+            outcome = await _kept(tx, decide(file))
+            await tx.audit(actor=actor, action=action, target=attempt, reason=reason, result=result_of(outcome))
             return outcome
 
     # --- rounds ----------------------------------------------------------------------------------------------------------------------------
@@ -417,6 +406,13 @@ async def _place(tx: Tx, placement: Placement) -> Change | None:
             raise
         return None
     return change
+
+
+async def _kept(tx: Tx, outcome: Change | Ignored) -> Change | Ignored:
+    """What was decided, on disk if it changes something."""
+    if isinstance(outcome, Change):
+        await _save(tx, outcome)
+    return outcome
 
 
 async def _save(tx: Tx, change: Change) -> None:

@@ -40,6 +40,13 @@ EVERYTHING = Scope(everything=True, tenant=None, site=None)
 
 Decide = Callable[[File], Change | Ignored]
 DecideAttempt = Callable[[File | None], Change | Ignored]
+
+
+def result_of(outcome: Change | Ignored) -> str:
+    """As the audit row says it."""
+    return f"nothing to do: {outcome.why}" if isinstance(outcome, Ignored) else "ok"
+
+
 DecidePlacement = Callable[[File], Change | Ignored]
 
 
