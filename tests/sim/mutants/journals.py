@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from tests.sim.mutants.base import Mutant, swapped
+from tests.sim.mutants.base import Mutant, swapped, together
+from tests.sim.mutants.restores import a_restored_journal_is_trusted, what_is_acknowledged_is_forgotten
 
 from intertie.agent.journal import SqliteJournal
 from intertie.contracts.link import Lane
@@ -31,13 +32,12 @@ def seq_from_the_highest_row() -> Any:
         await self.write(reset)
         await append(self, build, also)
 
-    from tests.sim.mutants.base import together
-
     return together(swapped(SqliteJournal, "append", counted), swapped(SqliteJournal, "acknowledged", pruned))
 
 
 def acknowledges_before_the_commit() -> Any:
-    """The keeper answers first and writes afterwards: what a crash takes is gone on both sides."""
+    """The keeper answers first and writes afterwards: what a crash takes is gone on both sides. That a site keeps what is not called safe hides it: here
+    what is acknowledged is."""
     record = LaneKeeper._record
 
     async def first_the_word(self: LaneKeeper, group: Any) -> Any:
@@ -50,7 +50,7 @@ def acknowledges_before_the_commit() -> Any:
         await asyncio.sleep(0.2)
         return await record(self, group)
 
-    return swapped(LaneKeeper, "_record", first_the_word)
+    return together(swapped(LaneKeeper, "_record", first_the_word), what_is_acknowledged_is_forgotten())
 
 
 def forgets_before_it_is_acknowledged() -> Any:
@@ -74,14 +74,15 @@ def forgets_before_it_is_acknowledged() -> Any:
 
 
 def sent_before_it_is_fsynced() -> Any:
-    """Commits return before they are on the platter, and entries travel: a power loss takes the last seconds of them."""
+    """Commits return before they are on the platter, and entries travel: a power loss takes the last seconds of them. The digests of the lane hide it:
+    here a journal that lies behind is trusted."""
     write = SimJournal.write
 
     async def lazy(self: SimJournal, work: Any) -> Any:
         self.durable.write_lazily()
         return await write(self, work)
 
-    return swapped(SimJournal, "write", lazy)
+    return together(swapped(SimJournal, "write", lazy), a_restored_journal_is_trusted())
 
 
 MUTANTS = (
