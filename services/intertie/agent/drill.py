@@ -19,6 +19,7 @@ from intertie.agent.config import VERSION
 from intertie.agent.core.model import Attempt, State
 from intertie.agent.cut import CuttableBus, Make
 from intertie.agent.journal import Cursor
+from intertie.agent.journal_rows import lane_heads
 from intertie.agent.site import Site
 from intertie.contracts.base import decode, encode
 from intertie.contracts.drill import DrillAttempt, DrillConsent, DrillLane, DrillLocal, SiteDrill
@@ -309,23 +310,18 @@ class Drill:
     async def _watch_lanes(self, cut: Cut) -> tuple[list[DrillLane], datetime | None]:
         """How much each lane had to tell, and how long it took; and when the first answer came."""
         began = self._clock.boot_s()
-        heads = await self._journal.read(
-            lambda cursor: {
-                str(name): (int(next_seq) - 1, int(ack))
-                for name, next_seq, ack in cursor.execute("SELECT name, next_seq, ack_through FROM lane")
-            }
-        )
+        found = await self._journal.read(lane_heads)
         told: dict[str, int] = {}
         heard_at: datetime | None = None
-        while self._clock.boot_s() - began < WATCH_S and (len(told) < len(heads) or heard_at is None):
+        while self._clock.boot_s() - began < WATCH_S and (len(told) < len(found) or heard_at is None):
             if heard_at is None and not self._site.islanded():
                 heard_at = self._clock.now()
             for lane in Lane:
                 ack, _ = await self._journal.marks(lane)
-                if heard_at is not None and lane.value not in told and ack >= heads[lane.value][0]:
-                    told[lane.value] = round((self._clock.boot_s() - began) * 1000)
+                if heard_at is not None and lane not in told and ack >= found[lane][0]:
+                    told[lane] = round((self._clock.boot_s() - began) * 1000)
             await asyncio.sleep(LOOK_S / 2)
-        lanes = [DrillLane(lane=name, waiting=max(0, head - ack), to_head_ms=told.get(name)) for name, (head, ack) in sorted(heads.items())]
+        lanes = [DrillLane(lane=lane, waiting=max(0, head - ack), to_head_ms=told.get(lane)) for lane, (head, ack) in found.items()]
         return lanes, heard_at
 
     async def _report(self, cut: Cut, lanes: list[DrillLane], heard_at: datetime | None) -> None:

@@ -15,6 +15,7 @@ import msgspec
 from intertie.agent.books import get_setting, put_setting
 from intertie.agent.core.islanded import Islanding, Sight, Written, tally
 from intertie.agent.journal import Cursor
+from intertie.agent.journal_rows import lane_heads
 from intertie.contracts.base import decode, encode
 from intertie.contracts.link import Lane, Sealed
 from intertie.contracts.local import Absence, Known, LaneWaits
@@ -70,7 +71,7 @@ class Alone:
         now, since = self._site.clock.now(), self.since
         found = self._state.written.absence
         if found is not None and found.ended is not None and found.told is None:
-            waiting = await self._site.journal.read(_heads)
+            waiting = await self._site.journal.read(lane_heads)
             if self._ended != found.ended:
                 self._ended = found.ended
                 heads = self._state.written.heads or {lane: head for lane, (head, _) in waiting.items()}
@@ -82,7 +83,7 @@ class Alone:
                 self._state.told(now)
                 self._dirty = True
         if since is not None:
-            self._acks = {lane: ack for lane, (_, ack) in (await self._site.journal.read(_heads)).items()}
+            self._acks = {lane: ack for lane, (_, ack) in (await self._site.journal.read(lane_heads)).items()}
         old = self._site.clock.boot_s() - self._written_s >= WRITE_EVERY_S
         if self._dirty or (since is not None and (old or self._site.grants.refused)):
             refused, self._site.grants.refused = self._site.grants.refused, 0
@@ -102,17 +103,12 @@ class Alone:
         return tally(found, self._site.books.attempts.values(), settled, frozenset(self._site.grants.taken))
 
 
-def _heads(cursor: Cursor) -> dict[str, tuple[int, int]]:
-    """By lane: (last entry, acknowledged through)."""
-    return {str(name): (int(n) - 1, int(ack)) for name, n, ack in cursor.execute("SELECT name, next_seq, ack_through FROM lane")}
-
-
 async def lanes_wait(site: Site, lanes: dict[Lane, SiteLane]) -> list[LaneWaits]:
     """What each lane has to tell, and how it is."""
 
     def read(cursor: Cursor) -> list[LaneWaits]:
         found = []
-        for name, (head, ack) in sorted(_heads(cursor).items()):
+        for name, (head, ack) in lane_heads(cursor).items():
             size = cursor.execute("SELECT coalesce(sum(length(body)), 0) FROM entry WHERE lane = ? AND seq > ?", (name, ack)).fetchone()[0]
             first = cursor.execute("SELECT body FROM entry WHERE lane = ? AND seq > ? ORDER BY seq LIMIT 1", (name, ack)).fetchone()
             oldest = msgspec.json.decode(first[0], type=_At).at if first else None

@@ -55,6 +55,13 @@ class Renewal:
     islanded: bool = False
 
 
+def lane_heads(cursor: Cursor) -> dict[str, tuple[int, int]]:
+    """By lane: (last entry, acknowledged through)."""
+    return {
+        str(name): (int(n) - 1, int(ack)) for name, n, ack in cursor.execute("SELECT name, next_seq, ack_through FROM lane ORDER BY name")
+    }
+
+
 def digest_at(cursor: Cursor, lane: Lane, seq: int, next_seq: int, head: str) -> str:
     """Of entry `seq`; `head` is that of the last one, `next_seq - 1`."""
     if seq == next_seq - 1:

@@ -17,6 +17,7 @@ import msgspec
 from intertie.agent.books import get_setting, put_setting
 from intertie.agent.core.model import OPEN, State
 from intertie.agent.journal import Cursor
+from intertie.agent.journal_rows import lane_heads
 from intertie.agent.preview import waits_settling
 from intertie.contracts.base import decode, encode
 from intertie.contracts.identity import LeaveBody, LeaveReceipt, LeaveSite, LeaveTotals
@@ -153,7 +154,7 @@ class Leaving:
         """Identity's receipt, and nobody else's."""
         site = self._site
         assert self._wish is not None
-        last = await site.journal.read(_heads)
+        last = {lane: head for lane, (head, _) in (await site.journal.read(lane_heads)).items()}
         body = LeaveBody(site=site.joined.site, journal=site.journal.id, last=last, at=site.clock.now(), reason=self._wish.reason)
         request = LeaveSite(site=site.joined.site, sealed=seal(site.key, encode(body), site.key.public))
         answer = await self._release(request)
@@ -163,13 +164,8 @@ class Leaving:
         return answer.sealed
 
 
-def _heads(cursor: Cursor) -> dict[str, int]:
-    return {str(name): int(head) - 1 for name, head in cursor.execute("SELECT name, next_seq FROM lane")}
-
-
 def _not_told(cursor: Cursor) -> list[str]:
-    rows = cursor.execute("SELECT name, next_seq - 1 - ack_through FROM lane WHERE ack_through < next_seq - 1 ORDER BY name")
-    return [f"{name}: {count}" for name, count in rows]
+    return [f"{lane}: {head - ack}" for lane, (head, ack) in lane_heads(cursor).items() if ack < head]
 
 
 class GatewayRelease:
