@@ -176,6 +176,16 @@ def at_gone(world: World, attempt: AttemptId) -> Iterator[str]:
         yield f"invariant 5: {attempt} is called gone by a list of {site}, and {site} has its end still to tell"
 
 
+def after_power(world: World, host: Host) -> Iterator[str]:
+    """3: what a keeper has of a journal is on that journal's platter, whenever the power goes."""
+    if host.site in world.history.disks_lost:
+        return
+    for lane, on_disk in ((Lane.SCHEDULER, world.scheduler_disk), (Lane.METERING, world.metering_disk)):
+        row, head = MemoryLaneTables(on_disk).row(lane, host.site), _lane_row(host, lane)[0] - 1
+        if row is not None and row.journal == host.journal and row.ack_through > head:
+            yield f"invariant 3: after a power loss lane {lane} of {host.site} ends at {head}, and its keeper has it through {row.ack_through}"
+
+
 # --- settled ---------------------------------------------------------------------------------------------------------------------------------
 
 

@@ -26,11 +26,11 @@ def _smaller(scenario: Scenario) -> Iterator[Scenario]:
             yield msgspec.structs.replace(scenario, **{part: [*held[:n], *held[n + 1 :]]})
 
 
-def shorten(outcome: Outcome, again: Callable[[Scenario], Outcome] = run) -> Outcome:
-    """The smallest that was found; at least one work stays, or nothing would happen."""
+def shorten(outcome: Outcome, again: Callable[[Scenario], Outcome] = run, most: int = TRIES) -> Outcome:
+    """The smallest that was found in `most` tries; at least one work stays, or nothing would happen."""
     rule, best, tries = rule_of(outcome), outcome, 0
     better = True
-    while better and tries < TRIES:
+    while better and tries < most:
         better = False
         for scenario in _smaller(best.scenario):
             tries += 1
@@ -38,6 +38,6 @@ def shorten(outcome: Outcome, again: Callable[[Scenario], Outcome] = run) -> Out
             if rule_of(found) == rule:
                 best, better = found, True
                 break
-            if tries >= TRIES:
+            if tries >= most:
                 break
     return best

@@ -328,6 +328,8 @@ class World:
         host = self.hosts[name]
         host.machine.lose_power()
         host.durable.lose_power()
+        for text in checks.after_power(self, host):
+            self.wrong(text)
         self.kill(name, back_in=max(back_in, 3.0))
         host.clock.reboot(rtc_s=rtc_s)
 

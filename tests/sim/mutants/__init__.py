@@ -8,9 +8,9 @@ says why it cannot be shown yet (`LATER`).
 from __future__ import annotations
 
 from tests.sim.mutants import events, journals, money, native, offers, restores, silence, sites
-from tests.sim.mutants.base import Mutant, witnesses
+from tests.sim.mutants.base import Mutant
 
-__all__ = ["BREAKS", "EDGES", "LATER", "MUTANTS", "ROWS", "SAME", "Mutant", "witnesses"]
+__all__ = ["BREAKS", "EDGES", "LATER", "MUTANTS", "ROWS", "SAME", "Mutant"]
 
 MUTANTS: tuple[Mutant, ...] = (
     *offers.MUTANTS,

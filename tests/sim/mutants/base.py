@@ -10,12 +10,10 @@ from random import Random
 
 import msgspec
 
-from intertie.sim.runs import read_scenario
 from intertie.sim.scenario import Fault, LocalWork, Scenario, Work, draw
 from intertie.sim.world import run
 
 SCENARIOS = Path(__file__).parents[1] / "scenarios" / "mutants"
-WITNESSES = Path(__file__).with_name("witnesses.txt")
 
 
 @contextmanager
@@ -136,7 +134,7 @@ def all_queues(scenario: Scenario) -> Scenario:
 class Mutant:
     """`row`: in the words of the link's table, or of the plain dozen. `breaks`: numbers of the invariants one of which must see it, with commas
     between; what else a faulty product runs into (an assertion of its own, a run that never settles) is no sight of it. `only`: kinds of fault to
-    which its storms are narrowed; none: all. A scenario of its name among the files comes before any seed."""
+    which the storms are narrowed in which it is looked for; none: all. What sees it is a scenario of its name."""
 
     make: Callable[[], AbstractContextManager[None]]
     row: str
@@ -165,23 +163,8 @@ class Mutant:
             outcome = run(scenario)
         return next((text for text in outcome.violations if invariant_of(text) in self.invariants), "")
 
-    def first_seen(self, seeds: Sequence[int]) -> tuple[str, str] | None:
-        """What sees it first, by name, and how."""
-        if self.file.exists() and (text := self.sight(read_scenario(self.file))):
-            return self.file.name, text
-        for seed in seeds:
-            if text := self.sight(self.scenario(seed)):
-                return f"seed {seed}", text
-        return None
-
 
 def invariant_of(violation: str) -> str:
     """The number of the invariant that a violation names; empty if it names none."""
     head = violation.partition(":")[0]
     return head.removeprefix("invariant ") if head.startswith("invariant ") else ""
-
-
-def witnesses() -> dict[str, list[int]]:
-    """Mutant → the seeds that saw it when they were last looked for, the first of all first."""
-    lines = (line.partition("#")[0].split() for line in WITNESSES.read_text("utf-8").splitlines())
-    return {name: [int(seed) for seed in seeds] for name, *seeds in (words for words in lines if words)}
