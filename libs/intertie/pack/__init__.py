@@ -39,7 +39,6 @@ class Packed:
     digest: Digest
     size: int
     files: int
-    unpacked_bytes: int
     skipped: Sequence[str] = field(default_factory=tuple)
 
 
@@ -102,7 +101,7 @@ def pack_names(root: Path, names: Iterable[PurePosixPath], target: IO[bytes], *,
     """Pack these names below `root`. Links that leave the folder, sockets and devices are skipped and told."""
     writer = _HashingWriter(target, limit_bytes)
     skipped: list[str] = []
-    count = total = 0
+    count = 0
     inside = root.resolve()
     with (
         gzip.GzipFile(fileobj=writer, mode="wb", mtime=0, compresslevel=6) as zipped,
@@ -129,8 +128,7 @@ def pack_names(root: Path, names: Iterable[PurePosixPath], target: IO[bytes], *,
                 skipped.append(f"{name}: {err.strerror}")
                 continue
             count += 1
-            total += entry.size
-    return Packed(Digest(f"sha256:{writer.hash.hexdigest()}"), writer.size, count, total, tuple(skipped))
+    return Packed(Digest(f"sha256:{writer.hash.hexdigest()}"), writer.size, count, tuple(skipped))
 
 
 def _why_not(path: Path, mode: int, inside: Path) -> str:
@@ -163,7 +161,7 @@ def unpack(archive: Path, target: Path, *, limit_bytes: int = 16 * LIMIT_BYTES) 
     read is `Refused('pack.broken')`. The unpacked size is bounded, so that a small pack cannot fill a disk. What was written before a
     refusal stays for the caller to remove. (Our own rules, as `tarfile`'s `data` filter is missing before Python 3.11.4.)
     """
-    count = total = 0
+    count = 0
     target.mkdir(parents=True, exist_ok=True)
     inside = target.resolve()
     try:

@@ -44,7 +44,7 @@ class _Heard:
     grew_s: float
     seen_here: bool
     """It has grown since this process took office."""
-    epoch: int = 1
+    epoch: int = FIRST_EPOCH
     """Of this service."""
     told: bool = False
     """It was at head, and all of it interpreted, once since this process took office."""
