@@ -161,7 +161,7 @@ def unpack(archive: Path, target: Path, *, limit_bytes: int = 16 * LIMIT_BYTES) 
     read is `Refused('pack.broken')`. The unpacked size is bounded, so that a small pack cannot fill a disk. What was written before a
     refusal stays for the caller to remove. (Our own rules, as `tarfile`'s `data` filter is missing before Python 3.11.4.)
     """
-    count = 0
+    count = total = 0
     target.mkdir(parents=True, exist_ok=True)
     inside = target.resolve()
     try:
