@@ -172,6 +172,19 @@ async def test_a_claim_from_before_a_reboot_is_not_started(short_folder: Path) -
         assert world.site.running() == []
 
 
+@pytest.mark.parametrize(("attempt_epoch", "told"), [(1, 1), (None, 7)], ids=["by its own epoch", "by a hub of before"])
+async def test_a_withdrawal_of_what_never_came_names_the_attempt_as_it_was_made(
+    short_folder: Path, attempt_epoch: int | None, told: int
+) -> None:
+    """After a restore a withdrawal is said again in a later epoch; its answer is of the attempt, not of the instruction."""
+    async with a_site(short_folder) as world:
+        body = offer()
+        late = msgspec.structs.replace(world.withdraw(body), epoch=7, attempt_epoch=attempt_epoch)
+        await world.tell(late)
+        answer = await world.first(NotStarted)
+        assert (answer.attempt, answer.epoch, answer.generation) == (body.attempt, told, body.generation)
+
+
 async def test_a_withdrawn_claim_never_runs(short_folder: Path) -> None:
     async with a_site(short_folder) as world:
         body = offer()

@@ -422,6 +422,8 @@ class Go(InstructionBase, frozen=True, kw_only=True, tag="go"):
     generation: Positive
     journal: JournalId | None = None
     """The journal that holds the claim. Another journal's claim starts nothing. None from a hub of link version 1."""
+    attempt_epoch: NonNegative | None = None
+    """The attempt's own: an instruction that is said again after a restore is of a later one. None: the instruction's."""
 
 
 class Withdraw(InstructionBase, frozen=True, kw_only=True, tag="withdraw"):
@@ -430,6 +432,8 @@ class Withdraw(InstructionBase, frozen=True, kw_only=True, tag="withdraw"):
     attempt: AttemptId
     job: JobId
     generation: Positive
+    attempt_epoch: NonNegative | None = None
+    """As of `Go`."""
 
 
 class Stop(InstructionBase, frozen=True, kw_only=True, tag="stop"):

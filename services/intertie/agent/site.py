@@ -427,10 +427,11 @@ class Site:
 
     async def _never(self, one: Go | Withdraw, why: Failing) -> None:
         """An attempt that this site does not know: it has no process here and never will."""
+        epoch = one.epoch if one.attempt_epoch is None else one.attempt_epoch
 
         def entries(following: NextSeq) -> Mapping[Lane, Sequence[EntryBase]]:
             entry = NotStarted(
-                **self._about(following[Lane.SCHEDULER], one.attempt, one.job, one.epoch, one.generation), code=why.code, text=why.text
+                **self._about(following[Lane.SCHEDULER], one.attempt, one.job, epoch, one.generation), code=why.code, text=why.text
             )
             return {Lane.SCHEDULER: [entry]}
 

@@ -46,12 +46,12 @@ from intertie.scheduler.core.grants import GRANTS_PER_SITE
 from intertie.scheduler.core.hearing import at_head
 from intertie.scheduler.core.interpret import UNKNOWN_ATTEMPT, Source, interpret, without_nul
 from intertie.scheduler.core.orders import FIRST, START_WITHIN_S, STOP_GRACE_S, Order, instruction_id, stop_words
-from intertie.scheduler.core.rows import Change, File, Ignored, first_version, line
+from intertie.scheduler.core.rows import Change, File, Ignored, line
 from intertie.scheduler.core.silence import LOST_AFTER
 from intertie.scheduler.knowledge import Knowledge
 from intertie.scheduler.rounds import Planner
 from intertie.scheduler.store import OpenOrder, Revision, SchedulerStore
-from intertie.store import StoreTx
+from intertie.store import StoreTx, first_version
 from intertie.trust.keys import Key
 from intertie.trust.seal import open_seal, seal
 
@@ -276,6 +276,7 @@ class SiteLane:
                     job=record.job,
                     generation=record.generation,
                     journal=order.attempt.journal,
+                    attempt_epoch=record.epoch,
                 )
             case Order.WITHDRAW:
                 return Withdraw(
@@ -285,6 +286,7 @@ class SiteLane:
                     attempt=record.attempt,
                     job=record.job,
                     generation=record.generation,
+                    attempt_epoch=record.epoch,
                 )
             case Order.STOP:
                 reason, cause = stop_words(order.attempt, order.job)
