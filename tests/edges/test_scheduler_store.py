@@ -50,7 +50,7 @@ from intertie.scheduler.core.given import Fact
 from intertie.scheduler.core.grants import GRANTS_PER_SITE, Grant
 from intertie.scheduler.core.interpret import Source, interpret
 from intertie.scheduler.core.orders import Order
-from intertie.scheduler.core.rows import AttemptState, Change, File, Ignored, Job, first_version
+from intertie.scheduler.core.rows import AttemptState, Change, File, Ignored, Job
 from intertie.scheduler.memory import MemorySchedulerStore
 from intertie.scheduler.pg import PgSchedulerStore, Q
 from intertie.scheduler.store import (
@@ -64,7 +64,7 @@ from intertie.scheduler.store import (
     Told,
     Withdrawal,
 )
-from intertie.store import Database, Leader
+from intertie.store import Database, Leader, first_version
 from intertie.store.checks import check_queries
 from intertie.trust.rights import Scope
 

@@ -13,6 +13,7 @@ from intertie.store.pg import Database
 from intertie.store.queries import Queries, Query, load_queries
 from intertie.store.relay import Relay
 from intertie.store.tx import StoreTx, Tx
+from intertie.store.versions import first_version, numbered_version
 
 __all__ = [
     "EVENTS",
@@ -35,9 +36,11 @@ __all__ = [
     "audit_reply",
     "chain_handlers",
     "check_queries",
+    "first_version",
     "keep_audit",
     "load_queries",
     "newer",
+    "numbered_version",
     "read_meta",
     "verify_chain",
 ]

@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 
 from intertie.contracts.incident import ReportIncident, Severity
 from intertie.store.tx import Q, Tx
+from intertie.store.versions import first_version
 
 # Where the seconds are counted from; 2056 is their 1,000,000,000th, above which no lane believes an epoch.
 BEGINNING = datetime(2025, 1, 1, tzinfo=UTC)
@@ -96,10 +97,12 @@ async def told_by_sites(tx: Tx) -> dict[str, int]:
 
 
 async def raise_to(tx: Tx, epoch: int, *, reason: str, actor: str, service: str, at: datetime) -> None:
-    """Begin this epoch, and turn every leader of the one before out of office, with its audit row; the caller holds the lock."""
+    """Begin this epoch, and turn every leader of the one before out of office, with its audit row; the caller holds the lock. Versions of faults go
+    on above all earlier ones here; those of entities when their keeper starts."""
     place = await find_place(tx)
     await tx.run(Q.epoch_raise, epoch, reason, at, place.system_identifier, place.timeline)
     await tx.run(Q.leader_dismiss)
+    await tx.one(Q.epoch_faults, first_version(epoch))
     await tx.audit(actor=actor, action="epoch.raise", target=f"{service}/{epoch}", reason=reason)
 
 

@@ -20,6 +20,7 @@ from intertie.errors import Stale
 from intertie.ids import EventId
 from intertie.observe import tracing
 from intertie.store.outbox import INBOX_S, RETENTION_S, DeadLetter, Leader, NewEvent, OutboxRow, StreamMark, new_row, refusal, share
+from intertie.store.versions import first_version
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +159,11 @@ class MemoryStore:
 
     async def epoch(self) -> int:
         return self.service_epoch
+
+    def raise_epoch(self, number: int) -> None:
+        """As `epoch.raise_to`: every leader of the epoch before is out of office, and faults are counted anew, above all earlier ones."""
+        self.service_epoch, self.leaders = number, {}
+        self.fault_version = max(self.fault_version, first_version(number) - 1)
 
     @property
     def stream_epoch(self) -> int:

@@ -24,6 +24,10 @@ UPDATE service_epoch SET system_identifier = $1, timeline = $2
 -- name: epoch_raise
 UPDATE service_epoch SET epoch = $1, reason = $2, raised_at = $3, system_identifier = $4, timeline = $5
 
+-- name: epoch_faults
+-- Faults have no rows to lift: their numbers begin anew, above all that were given.
+SELECT setval('fault_version', greatest($1, last_value + 1), false) FROM fault_version
+
 -- name: epoch_told
 -- What sites say they have taken: the way by which a hub learns of epochs that its restored database has forgotten.
 SELECT site, max(greatest(instruction_epoch, epoch_told)) AS epoch FROM lane_site GROUP BY site ORDER BY site

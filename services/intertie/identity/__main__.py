@@ -25,7 +25,7 @@ from intertie.identity.service import Addresses, Identity
 from intertie.identity.stream import StreamMaker
 from intertie.runtime import HubSettings, hub_settings, main, reach, ready, serve
 from intertie.settings import load, read_secret
-from intertie.store import Database, Relay, keep_audit
+from intertie.store import Database, Relay, first_version, keep_audit
 from intertie.trust.claims import ServiceClaims, read_keyset, verify_claims
 from intertie.trust.keys import Key
 
@@ -80,7 +80,9 @@ async def run(environ: Mapping[str, str]) -> int:
         db = await reach("the database", lambda: Database.open(settings.database_url, password=password, schema="identity", clock=clock))
         held.push_async_callback(db.close)
         await db.migrate(PACKAGE)
+        epoch = await db.epoch()
         store = PgIdentityStore(db)
+        await store.lift_versions(first_version(epoch))
         async with db.leading("bootstrap"):
             # Of copies that start together one makes the first operator, whose token and file must be one.
             await ensure_operator(store, settings.data_dir, clock.now())
@@ -94,7 +96,7 @@ async def run(environ: Mapping[str, str]) -> int:
         return await serve(
             epoch=db.keep_epoch(),
             accounts=pusher.run(),
-            stream=StreamMaker(bus, store, clock, epoch=await db.epoch(), replicas=settings.bus_replicas, beat_scale=scale).run(),
+            stream=StreamMaker(bus, store, clock, epoch=epoch, replicas=settings.bus_replicas, beat_scale=scale).run(),
             relay=Relay(db, bus, "identity", beat_s=scale).run(),
             audit=keep_audit(
                 db,
@@ -104,7 +106,7 @@ async def run(environ: Mapping[str, str]) -> int:
                 verified,
                 anchor_s=settings.anchor_s,
                 beat_s=scale,
-                also=Anchors(PgAnchors(db), key, clock).handlers(),
+                also=Anchors(PgAnchors(db, first_version=first_version(epoch)), key, clock).handlers(),
             ),
             calls=open_for_calls(bus, service, verified, settings),
         )

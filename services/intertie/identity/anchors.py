@@ -20,7 +20,7 @@ from intertie.contracts.incident import ReportIncident, Severity
 from intertie.errors import Conflict, Denied
 from intertie.identity.pg import Q
 from intertie.observe import log
-from intertie.store import Database, MemoryStore, StoreTx
+from intertie.store import Database, MemoryStore, StoreTx, numbered_version
 from intertie.trust.chain import sign_anchor
 from intertie.trust.keys import Key
 from intertie.trust.rights import require
@@ -124,10 +124,10 @@ async def _refusal(tx: StoreTx, report: ReportIncident, actor: str, target: str,
 
 
 class PgAnchors:
-    """`AnchorStore` in identity's schema."""
+    """`AnchorStore` in identity's schema. `first_version`: of this epoch, from which the anchors' events count."""
 
-    def __init__(self, db: Database) -> None:
-        self._db = db
+    def __init__(self, db: Database, *, first_version: int = 1) -> None:
+        self._db, self._first = db, first_version
 
     async def keep(self, head: AuditHead, sign: Sign) -> tuple[Told, AuditAnchor]:
         async with self._db.transaction() as tx:
@@ -140,7 +140,7 @@ class PgAnchors:
                 return told, last
             anchor, nth = sign(head), row["nth"] + 1 if row is not None else 1
             await tx.run(Q.anchor_add, head.service, head.epoch, head.number, nth, encode(anchor))
-            await tx.emit(AuditAnchored(version=nth, anchor=anchor))
+            await tx.emit(AuditAnchored(version=numbered_version(nth, self._first), anchor=anchor))
             return told, anchor
 
     async def report(self, report: ReportIncident, *, actor: str, target: str, result: str) -> None:
@@ -160,8 +160,8 @@ class PgAnchors:
 class MemoryAnchors:
     """`AnchorStore` in memory, beside a twin of identity."""
 
-    def __init__(self, store: MemoryStore) -> None:
-        self._store = store
+    def __init__(self, store: MemoryStore, *, first_version: int = 1) -> None:
+        self._store, self._first = store, first_version
         self.kept: dict[str, list[AuditAnchor]] = {}
 
     async def keep(self, head: AuditHead, sign: Sign) -> tuple[Told, AuditAnchor]:
@@ -171,7 +171,7 @@ class MemoryAnchors:
             if told is not Told.NEW:
                 return told, kept[-1]
             anchor = sign(head)
-            await tx.emit(AuditAnchored(version=len(kept) + 1, anchor=anchor))
+            await tx.emit(AuditAnchored(version=numbered_version(len(kept) + 1, self._first), anchor=anchor))
             kept.append(anchor)
             return told, anchor
 

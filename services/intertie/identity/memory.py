@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import replace
+
+import msgspec
 
 from intertie.clock import Clock
 from intertie.contracts.identity import AuditQuery, AuditRow, MappingRecord
@@ -85,6 +88,14 @@ class MemoryRows(MemoryStore):
 
     async def mapping_versions(self) -> dict[SiteName, int]:
         return dict(self.map_versions)
+
+    async def lift_versions(self, first: int) -> None:
+        for tenant, row in self.tenant_rows.items():
+            self.tenant_rows[tenant] = replace(row, version=max(row.version, first))
+        for name, site in self.site_rows.items():
+            self.site_rows[name] = msgspec.structs.replace(site, version=max(site.version, first))
+        for name, version in self.map_versions.items():
+            self.map_versions[name] = max(version, first)
 
 
 class MemoryIdentityStore(IdentityStore):

@@ -110,6 +110,9 @@ class PgRows:
     async def mapping_versions(self) -> dict[SiteName, int]:
         return {SiteName(row["site"]): row["version"] for row in await self.tx.all(Q.mapping_versions)}
 
+    async def lift_versions(self, first: int) -> None:
+        await self.tx.run(Q.versions_lift, first)
+
 
 def _invitation(id: str, digest: str, text: str) -> InvitationRow:
     return InvitationRow(TokenId(id), digest, decode(text, Invitation))

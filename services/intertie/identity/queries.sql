@@ -67,6 +67,11 @@ INSERT INTO mapping_version (site, version) VALUES ($1, $2) ON CONFLICT (site) D
 -- name: mapping_versions
 SELECT site, version FROM mapping_version ORDER BY site
 
+-- name: versions_lift
+WITH tenants AS (UPDATE tenant SET version = $1 WHERE version < $1),
+    mappings AS (UPDATE mapping_version SET version = $1 WHERE version < $1)
+UPDATE site_account SET record = jsonb_set(record, '{version}', to_jsonb($1::bigint)) WHERE coalesce((record ->> 'version')::bigint, 1) < $1
+
 -- name: anchor_lock
 -- One anchor of a service at a time; freed with the transaction.
 SELECT pg_advisory_xact_lock(hashtextextended(current_schema() || ':anchor:' || $1, 0))

@@ -108,9 +108,14 @@ class Rows(Protocol):
 
     async def mapping_versions(self) -> dict[SiteName, int]: ...
 
+    async def lift_versions(self, first: int) -> None: ...
+
 
 class IdentityStore(ABC):
     """All verbs raise `Unavailable` when the store is away."""
+
+    first_version = 1
+    """Of a tenant or site that is new, and of a site's first mappings."""
 
     @abstractmethod
     def rows(self, *, read_only: bool = False) -> AbstractAsyncContextManager[Rows]:
@@ -118,6 +123,13 @@ class IdentityStore(ABC):
 
     @abstractmethod
     async def read_audit(self, query: AuditQuery) -> list[AuditRow]: ...
+
+    async def lift_versions(self, first: int) -> None:
+        """No entity has a version below `first` from here on (`store.first_version`), and what is new begins with it; nothing else changes."""
+        self.first_version = first
+        if first > 1:
+            async with self.rows() as rows:
+                await rows.lift_versions(first)
 
     # --- people ---
 
@@ -127,8 +139,8 @@ class IdentityStore(ABC):
             known = await rows.tenant(request.tenant)
             record = people.new_tenant(known.record if known else None, request, now=now)
             if known is None:
-                await rows.save_tenant(TenantRow(record, 1))
-                await rows.tx.emit(TenantChanged(version=1, record=record))
+                await rows.save_tenant(TenantRow(record, self.first_version))
+                await rows.tx.emit(TenantChanged(version=self.first_version, record=record))
                 await rows.tx.audit(actor=actor, action="tenant.create", target=record.tenant)
             return record
 
@@ -231,7 +243,7 @@ class IdentityStore(ABC):
             invitation = sites.check_invitation(row.invitation if row else None, request, now=now)
             assert row is not None, "an invitation that passed was found"
             known = await rows.site(invitation.site)
-            joined = sites.join(invitation, known, request, account=account, now=now)
+            joined = sites.join(invitation, known, request, account=account, now=now, version=self.first_version)
             if joined is known:
                 return known
             signed = sign(joined)
@@ -338,7 +350,7 @@ class IdentityStore(ABC):
         before = next((one for one in await rows.mappings() if (one.site, one.tenant) == (request.site, request.tenant)), None)
         if before == record:
             return False
-        version = await rows.mappings_version(request.site) + 1
+        version = max(await rows.mappings_version(request.site) + 1, self.first_version)
         if record is not None:
             await rows.save_mapping(record, version)
         else:

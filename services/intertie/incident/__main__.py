@@ -19,7 +19,7 @@ from intertie.incident.pg import PACKAGE, PgIncidentStore
 from intertie.incident.service import Incidents
 from intertie.runtime import HubSettings, hub_settings, main, reach, ready, serve
 from intertie.settings import read_secret
-from intertie.store import Database, EventConsumer, Relay, keep_audit
+from intertie.store import Database, EventConsumer, Relay, first_version, keep_audit
 from intertie.trust.claims import ServiceClaims, read_keyset, verify_claims
 from intertie.trust.keys import Key
 
@@ -50,12 +50,14 @@ async def run(environ: Mapping[str, str]) -> int:
         db = await reach("the database", lambda: Database.open(settings.database_url, password=password, schema="incident", clock=clock))
         held.push_async_callback(db.close)
         await db.migrate(PACKAGE)
+        store = PgIncidentStore(db)
+        await store.lift_versions(first_version(await db.epoch()))
         bus = await reach(
             f"the bus at {', '.join(settings.bus_url)}",
             lambda: NatsBus.connect(settings.bus_url, name="incident", credentials=settings.bus_creds),
         )
         held.push_async_callback(bus.close)
-        service = Incidents(PgIncidentStore(db), clock)
+        service = Incidents(store, clock)
         consumer = EventConsumer(
             bus,
             db,

@@ -27,18 +27,20 @@ _RANK = {Severity.INFO: 0, Severity.WARNING: 1, Severity.CRITICAL: 2}
 KEY_LENGTH = 200
 
 
-def fold(open_incident: IncidentRecord | None, report: ReportIncident, *, now: datetime, new_id: IncidentId) -> IncidentRecord | None:
-    """The incident after `report`: opened, folded into the open one, or marked recovered. None: nothing is open and nothing is wrong."""
+def fold(
+    open_incident: IncidentRecord | None, report: ReportIncident, *, now: datetime, new_id: IncidentId, version: int = 1
+) -> IncidentRecord | None:
+    """The incident after `report`: opened (with `version`), folded into the open one, or marked recovered. None: nothing is open and nothing is wrong."""
     if not report.key or len(report.key) > KEY_LENGTH:
         raise Refused("incident.key", f"an incident's key has 1 to {KEY_LENGTH} characters, not {len(report.key)}")
     if open_incident is None:
-        return None if report.recovered else _opened(report, now, new_id)
+        return None if report.recovered else _opened(report, now, new_id, version)
     if report.recovered:
         return _recovered(open_incident, now)
     return _again(open_incident, report, now)
 
 
-def _opened(report: ReportIncident, now: datetime, new_id: IncidentId) -> IncidentRecord:
+def _opened(report: ReportIncident, now: datetime, new_id: IncidentId, version: int) -> IncidentRecord:
     return IncidentRecord(
         incident=new_id,
         key=report.key,
@@ -58,7 +60,7 @@ def _opened(report: ReportIncident, now: datetime, new_id: IncidentId) -> Incide
         closed_by=None,
         closed_at=None,
         close_reason="",
-        version=1,
+        version=version,
     )
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 
+import msgspec
+
 from intertie.clock import Clock
 from intertie.contracts.base import EventMeta
 from intertie.contracts.incident import IncidentChanged, IncidentRecord, IncidentsQuery, IncidentState, ReportIncident
@@ -24,6 +26,13 @@ class MemoryIncidentStore(MemoryStore):
         self.incidents: dict[IncidentId, IncidentRecord] = {}
         self.sites: dict[SiteName, SiteRecord] = {}
         self.pools: dict[tuple[SiteName, PoolName], tuple[int, Phase]] = {}
+        self.first_version = 1
+
+    async def lift_versions(self, first: int) -> None:
+        async with self.transaction():
+            self.first_version = first
+            for name, record in self.incidents.items():
+                self.incidents[name] = msgspec.structs.replace(record, version=max(record.version, first))
 
     async def fold(self, report: ReportIncident, *, now: datetime, actor: str, meta: EventMeta | None = None) -> IncidentRecord | None:
         async with self.transaction():
@@ -88,7 +97,7 @@ class MemoryIncidentStore(MemoryStore):
 
     async def _fold(self, report: ReportIncident, now: datetime, actor: str) -> IncidentRecord | None:
         before = self._open(report.key)
-        after = core.fold(before, report, now=now, new_id=IncidentId(mint("inc")))
+        after = core.fold(before, report, now=now, new_id=IncidentId(mint("inc")), version=self.first_version)
         if after is not None and after is not before:
             await self._save(after, actor=actor, action=core.folding(before, after), reason=report.title)
         return after

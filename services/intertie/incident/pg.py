@@ -24,13 +24,20 @@ class PgIncidentStore:
 
     def __init__(self, db: Database) -> None:
         self.db = db
+        self.first_version = 1
+
+    async def lift_versions(self, first: int) -> None:
+        self.first_version = first
+        if first > 1:
+            async with self.db.transaction() as tx:
+                await tx.run(Q.versions_lift, first)
 
     async def fold(self, report: ReportIncident, *, now: datetime, actor: str, meta: EventMeta | None = None) -> IncidentRecord | None:
         async with self.db.transaction() as tx:
             if meta is not None and not await tx.first_time(meta):
                 row = await tx.one(Q.incident_open, report.key)
                 return None if row is None else _record(row["record"])
-            return await _fold(tx, report, now=now, actor=actor)
+            return await self._fold(tx, report, now=now, actor=actor)
 
     async def apply_site(self, site: SiteRecord, *, now: datetime, meta: EventMeta | None = None) -> IncidentRecord | None:
         async with self.db.transaction() as tx:
@@ -38,7 +45,7 @@ class PgIncidentStore:
                 return None
             if not await tx.run(Q.site_apply, site.site, site.version, encode(site)):
                 return None
-            return await _judge(tx, site, now)
+            return await self._judge(tx, site, now)
 
     async def apply_pool(self, pool: PoolRecord, *, now: datetime, meta: EventMeta | None = None) -> IncidentRecord | None:
         async with self.db.transaction() as tx:
@@ -50,7 +57,7 @@ class PgIncidentStore:
             row = await tx.one(Q.site_load, pool.site)
             if row is None or await _phases(tx, pool.site) == known:
                 return None
-            return await _judge(tx, decode(row["record"], SiteRecord), now)
+            return await self._judge(tx, decode(row["record"], SiteRecord), now)
 
     async def get(self, incident: IncidentId) -> IncidentRecord | None:
         async with self.db.transaction(read_only=True) as tx:
@@ -76,24 +83,22 @@ class PgIncidentStore:
     async def read_audit(self, query: AuditQuery) -> list[AuditRow]:
         return await self.db.read_audit(query)
 
+    async def _judge(self, tx: Tx, site: SiteRecord, now: datetime) -> IncidentRecord | None:
+        report = core.site_report(site, await _phases(tx, site.site))
+        return None if report is None else await self._fold(tx, report, now=now, actor=RULE)
 
-async def _judge(tx: Tx, site: SiteRecord, now: datetime) -> IncidentRecord | None:
-    report = core.site_report(site, await _phases(tx, site.site))
-    return None if report is None else await _fold(tx, report, now=now, actor=RULE)
+    async def _fold(self, tx: Tx, report: ReportIncident, *, now: datetime, actor: str) -> IncidentRecord | None:
+        await tx.one(Q.key_lock, report.key)
+        row = await tx.one(Q.incident_open, report.key)
+        before = None if row is None else _record(row["record"])
+        after = core.fold(before, report, now=now, new_id=IncidentId(mint("inc")), version=self.first_version)
+        if after is not None and after is not before:
+            await _save(tx, after, actor=actor, action=core.folding(before, after), reason=report.title)
+        return after
 
 
 async def _phases(tx: Tx, site: SiteName) -> list[Phase]:
     return [Phase(row["phase"]) for row in await tx.all(Q.pool_phases, site)]
-
-
-async def _fold(tx: Tx, report: ReportIncident, *, now: datetime, actor: str) -> IncidentRecord | None:
-    await tx.one(Q.key_lock, report.key)
-    row = await tx.one(Q.incident_open, report.key)
-    before = None if row is None else _record(row["record"])
-    after = core.fold(before, report, now=now, new_id=IncidentId(mint("inc")))
-    if after is not None and after is not before:
-        await _save(tx, after, actor=actor, action=core.folding(before, after), reason=report.title)
-    return after
 
 
 async def _save(tx: Tx, record: IncidentRecord, *, actor: str, action: str, reason: str) -> None:

@@ -14,6 +14,9 @@ SELECT record FROM incident WHERE incident = $1 FOR UPDATE
 -- name: incident_save
 INSERT INTO incident (incident, record) VALUES ($1, $2) ON CONFLICT (incident) DO UPDATE SET record = excluded.record
 
+-- name: versions_lift
+UPDATE incident SET record = jsonb_set(record, '{version}', to_jsonb($1::bigint)) WHERE version < $1
+
 -- name: incident_list
 -- Newest first: ids sort by their making.
 SELECT record FROM incident

@@ -26,6 +26,10 @@ Decide = Callable[[IncidentRecord], IncidentRecord]
 class IncidentStore(Protocol):
     """All methods raise `Unavailable` when the store is away."""
 
+    async def lift_versions(self, first: int) -> None:
+        """No entity has a version below `first` from here on (`store.first_version`), and what is new begins with it; nothing else changes."""
+        ...
+
     async def fold(self, report: ReportIncident, *, now: datetime, actor: str, meta: EventMeta | None = None) -> IncidentRecord | None:
         """Fold a report into the open incident of its key, opening one if need be. With `meta`, an event applied before changes nothing.
 

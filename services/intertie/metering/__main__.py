@@ -23,7 +23,7 @@ from intertie.quarantine import Quarantine
 from intertie.quarantine.pg import PgQuarantine
 from intertie.runtime import Beat, HubSettings, hub_settings, main, reach, ready, serve
 from intertie.settings import read_secret
-from intertie.store import Database, EventConsumer, Relay, keep_audit
+from intertie.store import Database, EventConsumer, Relay, first_version, keep_audit
 from intertie.trust.claims import ServiceClaims, read_keyset, verify_claims
 from intertie.trust.keys import Key
 
@@ -66,6 +66,8 @@ async def run(environ: Mapping[str, str]) -> int:
     try:
         await db.migrate(PACKAGE)
         epoch = await db.epoch()
+        store = PgMetering(db)
+        await store.lift_versions(first_version(epoch))
         bus = await reach(
             f"the bus at {', '.join(settings.bus_url)}",
             lambda: NatsBus.connect(settings.bus_url, name="metering", credentials=settings.bus_creds),
@@ -73,7 +75,7 @@ async def run(environ: Mapping[str, str]) -> int:
         try:
             sweep = Beat("metering-suspense", SWEEP_S, scale=scale)
             lanes = PgLaneTables(db)
-            service = Metering(PgMetering(db), lanes, trust(scheduler_key(keyset)), clock, news=sweep.hint)
+            service = Metering(store, lanes, trust(scheduler_key(keyset)), clock, news=sweep.hint)
             lane = LaneKeeper(bus, Lane.METERING, lanes, clock, interpret=service.interpret, epoch=lambda: epoch)
             consumer = EventConsumer(
                 bus,

@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from decimal import Decimal
 
+import msgspec
+
 from intertie.clock import Clock
 from intertie.contracts.identity import SiteKeyChanged
 from intertie.contracts.incident import ReportIncident
@@ -22,7 +24,7 @@ from intertie.metering.core.ledger import Entry, add
 from intertie.metering.core.reckon import Change
 from intertie.metering.store import Mark, Suspended, Totals
 from intertie.rating import measured
-from intertie.store import MemoryStore
+from intertie.store import MemoryStore, numbered_version
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,13 @@ class MemoryMetering(MemoryStore):
         self.lost_ranges: dict[tuple[SiteName, str, int, int], LostEntries] = {}
         self.told_periods: list[PeriodTold] = []
         self.suspended_since: dict[int, datetime] = {}
+        self.first_version = 1
+
+    async def lift_versions(self, first: int) -> None:
+        async with self.transaction():
+            self.first_version = first
+            for tenant, held in self.given_allowances.items():
+                self.given_allowances[tenant] = msgspec.structs.replace(held, version=max(held.version, first))
 
     async def load(
         self, attempts: Sequence[AttemptId], *, sites: Collection[SiteName] = (), tenants: Collection[TenantName] = ()
@@ -82,6 +91,7 @@ class MemoryMetering(MemoryStore):
             ),
             closed=row is not None and row.until is not None,
             last_entry=max((number for number, entry in enumerate(self.entries, 1) if entry.attempt == attempt), default=0),
+            first_version=self.first_version,
         )
 
     def _balances(self, attempt: AttemptId) -> dict[Money, Decimal]:
@@ -170,13 +180,14 @@ class MemoryMetering(MemoryStore):
             ):
                 raise Stale("metering.changed", f"{spec.spec} rev {spec.revision} is there already")
             self.agreed.append(spec)
-            await tx.emit(SpecAgreed(version=spec.revision, record=spec))
+            await tx.emit(SpecAgreed(version=numbered_version(spec.revision, self.first_version), record=spec))
             await tx.audit(actor=actor, action="spec.agree", target=f"{spec.spec} rev {spec.revision}", reason=spec.title)
 
     async def set_allowance(self, allowance: Allowance, actor: str) -> None:
         async with self.transaction() as tx:
             before = self.given_allowances.get(allowance.tenant)
-            event = AllowanceChanged(version=before.version + 1 if before else 1, tenant=allowance.tenant, record=allowance)
+            version = before.version + 1 if before else self.first_version
+            event = AllowanceChanged(version=version, tenant=allowance.tenant, record=allowance)
             self.given_allowances[allowance.tenant] = event
             await tx.emit(event)
             await tx.audit(actor=actor, action="allowance.set", target=allowance.tenant, reason=str(allowance.amount))

@@ -22,7 +22,7 @@ from intertie.metering.core.evidence import Decision, Evidence, Money, Received,
 from intertie.metering.core.ledger import Entry
 from intertie.metering.core.reckon import Change, Reckoning
 from intertie.metering.store import Mark, Suspended, Totals
-from intertie.store import Database, Tx, load_queries
+from intertie.store import Database, Tx, load_queries, numbered_version
 
 if TYPE_CHECKING:
     from asyncpg import Record
@@ -37,6 +37,13 @@ class PgMetering:
 
     def __init__(self, db: Database) -> None:
         self.db = db
+        self.first_version = 1
+
+    async def lift_versions(self, first: int) -> None:
+        self.first_version = first
+        if first > 1:
+            async with self.db.transaction() as tx:
+                await tx.run(Q.allowance_versions_lift, first)
 
     async def load(
         self, attempts: Sequence[AttemptId], *, sites: Collection[SiteName] = (), tenants: Collection[TenantName] = ()
@@ -67,6 +74,7 @@ class PgMetering:
                 keys=keys,
                 renumbered=frozenset(row["journal"] for row in anew if row["site"] in {item.site for item in received.get(attempt, ())}),
                 last_entry=last.get(attempt, 0),
+                first_version=self.first_version,
             )
             found.append(_with_row(evidence, rows[attempt], lanes) if attempt in rows else evidence)
         return found
@@ -119,12 +127,12 @@ class PgMetering:
         async with self.db.transaction() as tx:
             if not await tx.run(Q.spec_insert, *parties, encode(spec)):
                 raise Stale("metering.changed", f"{spec.spec} rev {spec.revision} is there already")
-            await tx.emit(SpecAgreed(version=spec.revision, record=spec))
+            await tx.emit(SpecAgreed(version=numbered_version(spec.revision, self.first_version), record=spec))
             await tx.audit(actor=actor, action="spec.agree", target=f"{spec.spec} rev {spec.revision}", reason=spec.title)
 
     async def set_allowance(self, allowance: Allowance, actor: str) -> None:
         async with self.db.transaction() as tx:
-            row = await tx.one(Q.allowance_put, allowance.tenant, encode(allowance))
+            row = await tx.one(Q.allowance_put, allowance.tenant, encode(allowance), self.first_version)
             assert row is not None, "an upsert returns its row"
             await tx.emit(AllowanceChanged(version=row["version"], tenant=allowance.tenant, record=allowance))
             await tx.audit(actor=actor, action="allowance.set", target=allowance.tenant, reason=str(allowance.amount))

@@ -82,9 +82,12 @@ INSERT INTO spec_revision (spec, revision, provider, consumer, currency, effecti
 ON CONFLICT DO NOTHING
 
 -- name: allowance_put
-INSERT INTO allowance AS a (tenant, version, record) VALUES ($1, 1, $2)
+INSERT INTO allowance AS a (tenant, version, record) VALUES ($1, $3, $2)
 ON CONFLICT (tenant) DO UPDATE SET version = a.version + 1, record = excluded.record
 RETURNING version
+
+-- name: allowance_versions_lift
+UPDATE allowance SET version = $1 WHERE version < $1
 
 -- name: allowances_load
 SELECT tenant, version, record FROM allowance ORDER BY tenant

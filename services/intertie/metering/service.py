@@ -56,7 +56,7 @@ from intertie.metering.core.statements import Sum
 from intertie.metering.store import Mark, MeteringStore, Suspended, event_mark
 from intertie.metering.words import Marks, Words
 from intertie.observe import log
-from intertie.store import StoreTx, audit_reply
+from intertie.store import StoreTx, audit_reply, numbered_version
 from intertie.trust import keys, rights, seal
 
 LOG = log.get("metering")
@@ -319,7 +319,8 @@ class Metering:
     async def snapshot(self, _ask: Empty, caller: Caller) -> MeteringSnapshotReply:
         """Every agreement and allowance, for the scheduler's read model."""
         rights.require(caller.claims, "service.snapshot")
-        specs = [SpecAgreed(version=spec.revision, record=spec) for spec in await self._store.specs()]
+        first = self._store.first_version
+        specs = [SpecAgreed(version=numbered_version(spec.revision, first), record=spec) for spec in await self._store.specs()]
         return MeteringSnapshotReply(specs=specs, allowances=await self._store.allowances())
 
     async def check(self, _ask: Empty, caller: Caller) -> LedgerCheck:

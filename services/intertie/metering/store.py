@@ -64,6 +64,13 @@ class Suspended:
 
 
 class MeteringStore(Protocol):
+    first_version: int
+    """Of this epoch: an allowance that is new begins with it, the events of agreements and settlements count from it."""
+
+    async def lift_versions(self, first: int) -> None:
+        """No entity has a version below `first` from here on (`store.first_version`), and what is new begins with it; nothing else changes."""
+        ...
+
     async def load(
         self, attempts: Sequence[AttemptId], *, sites: Collection[SiteName] = (), tenants: Collection[TenantName] = ()
     ) -> list[Evidence]:

@@ -26,7 +26,7 @@ from intertie.registry.pg import PACKAGE, PgRegistryStore
 from intertie.registry.service import Registry
 from intertie.runtime import HubSettings, hub_settings, main, reach, ready, serve
 from intertie.settings import load, read_secret
-from intertie.store import Database, Relay, keep_audit
+from intertie.store import Database, Relay, first_version, keep_audit
 from intertie.trust.claims import ServiceClaims, read_keyset, verify_claims
 from intertie.trust.keys import Key
 
@@ -79,9 +79,12 @@ async def run(environ: Mapping[str, str]) -> int:
         )
         held.push_async_callback(bus.close)
         store = PgRegistryStore(db)
+        await store.lift_versions(first_version(epoch))
+        kept = PgDrills(store)
+        await kept.lift_versions(first_version(epoch))
         service = Registry(store, PgLaneTables(db), bus, clock, beat_scale=scale, epoch=epoch)
         drills = Drills(
-            PgDrills(store),
+            kept,
             store,
             BusBooks(bus, own.signed),
             key,

@@ -59,6 +59,13 @@ class DrillRows(Protocol):
 
 
 class DrillStore(Protocol):
+    first_version: int
+    """Of a drill that is new."""
+
+    async def lift_versions(self, first: int) -> None:
+        """No entity has a version below `first` from here on (`store.first_version`), and what is new begins with it; nothing else changes."""
+        ...
+
     def drills(self, *, read_only: bool = False) -> AbstractAsyncContextManager[DrillRows]: ...
 
 
@@ -67,6 +74,13 @@ class PgDrills:
 
     def __init__(self, store: PgRegistryStore) -> None:
         self._store = store
+        self.first_version = 1
+
+    async def lift_versions(self, first: int) -> None:
+        self.first_version = first
+        if first > 1:
+            async with self._store.db.transaction() as tx:
+                await tx.run(Q.drill_versions_lift, first)
 
     @asynccontextmanager
     async def drills(self, *, read_only: bool = False) -> AsyncIterator[DrillRows]:
@@ -128,6 +142,13 @@ class MemoryDrills:
         self._store = store
         self.kept: dict[str, Kept] = {}
         self.words: dict[SiteName, DrillConsent] = {}
+        self.first_version = 1
+
+    async def lift_versions(self, first: int) -> None:
+        self.first_version = first
+        for id, kept in self.kept.items():
+            lifted = msgspec.structs.replace(kept.record, version=max(kept.record.version, first))
+            self.kept[id] = msgspec.structs.replace(kept, record=lifted)
 
     @asynccontextmanager
     async def drills(self, *, read_only: bool = False) -> AsyncIterator[DrillRows]:

@@ -118,6 +118,7 @@ class Drills:
                 max_age_days=self.max_age_days,
                 actor=caller.claims.name,
                 now=self._clock.now(),
+                version=self._store.first_version,
             )
             await self._save(rows, Kept(record=record))
             await rows.rows.tx.audit(

@@ -6,6 +6,8 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import datetime
 
+import msgspec
+
 from intertie.clock import Clock
 from intertie.contracts.identity import AuditQuery, AuditRow
 from intertie.contracts.site import PoolProfile, PoolRecord, SiteRecord, SitesQuery
@@ -58,6 +60,13 @@ class MemoryRows(MemoryStore):
     async def find(self, query: SitesQuery) -> tuple[list[SiteRecord], list[PoolRecord]]:
         sites = [record for name, record in sorted(self.sites.items()) if query.site in (None, name)]
         return sites, [row.record for (name, _), row in sorted(self.pool_rows.items()) if query.site in (None, name)]
+
+    async def lift_versions(self, first: int) -> None:
+        for name, record in self.sites.items():
+            self.sites[name] = msgspec.structs.replace(record, version=max(record.version, first))
+        for key, row in self.pool_rows.items():
+            lifted = msgspec.structs.replace(row.record, version=max(row.record.version, first))
+            self.pool_rows[key] = msgspec.structs.replace(row, record=lifted)
 
 
 class MemoryRegistryStore(RegistryStore):

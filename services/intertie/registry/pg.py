@@ -78,6 +78,9 @@ class PgRows:
         sites = [_site(row["record"]) for row in await self.tx.all(Q.sites_find, query.site)]
         return sites, [_pool(row["record"]) for row in await self.tx.all(Q.pools_find, query.site)]
 
+    async def lift_versions(self, first: int) -> None:
+        await self.tx.run(Q.versions_lift, first)
+
 
 def _site(text: str) -> SiteRecord:
     return decode(text, SiteRecord, what="stored site")

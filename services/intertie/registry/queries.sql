@@ -31,6 +31,13 @@ SELECT record FROM site WHERE $1::text IS NULL OR site = $1 ORDER BY site
 -- name: pools_find
 SELECT record FROM pool WHERE $1::text IS NULL OR site = $1 ORDER BY site, pool
 
+-- name: versions_lift
+WITH sites AS (UPDATE site SET record = jsonb_set(record, '{version}', to_jsonb($1::bigint)) WHERE version < $1)
+UPDATE pool SET record = jsonb_set(record, '{version}', to_jsonb($1::bigint)) WHERE version < $1
+
+-- name: drill_versions_lift
+UPDATE drill SET record = jsonb_set(record, '{version}', to_jsonb($1::bigint)) WHERE coalesce((record ->> 'version')::bigint, 1) < $1
+
 -- name: drill_lock
 SELECT record, report, evidence FROM drill WHERE drill = $1 FOR UPDATE
 

@@ -88,9 +88,14 @@ class Rows(Protocol):
         """Sites and pools by name; the capability is the core's to judge."""
         ...
 
+    async def lift_versions(self, first: int) -> None: ...
+
 
 class RegistryStore(ABC):
     """All verbs raise `Unavailable` when the store is away."""
+
+    first_version = 1
+    """Of a site or pool that is new."""
 
     @abstractmethod
     def rows(self, *, reserved: bool = False, read_only: bool = False) -> AbstractAsyncContextManager[Rows]:
@@ -102,11 +107,18 @@ class RegistryStore(ABC):
     @abstractmethod
     async def read_audit(self, query: AuditQuery) -> list[AuditRow]: ...
 
+    async def lift_versions(self, first: int) -> None:
+        """No entity has a version below `first` from here on (`store.first_version`), and what is new begins with it; nothing else changes."""
+        self.first_version = first
+        if first > 1:
+            async with self.rows() as rows:
+                await rows.lift_versions(first)
+
     async def register(self, request: RegisterSite, *, actor: str, now: datetime) -> SiteRecord:
         """Identity says that a site has joined: idempotent. A vague profile refuses the whole, and nothing is written."""
         async with self.rows() as rows:
             known = await rows.site(request.site)
-            record = site.register(known, request, now=now)
+            record = site.register(known, request, now=now, version=self.first_version)
             if record is not known:
                 await rows.save_site(record)
                 await rows.tx.emit(SiteChanged(version=record.version, record=record, cause="joined" if known is None else "joined again"))
@@ -270,7 +282,15 @@ class RegistryStore(ABC):
         row = pools.get(declared.pool)
         if row is None and len(pools) >= inventory.MOST_POOLS:
             raise Refused("registry.profile.pools", f"site {known.site} has {len(pools)} pools already", next_step="join pools of one kind")
-        record = profile.declare(row.record if row else None, declared, site=known.site, kind=known.kind, freshness=known.freshness, by=by)
+        record = profile.declare(
+            row.record if row else None,
+            declared,
+            site=known.site,
+            kind=known.kind,
+            freshness=known.freshness,
+            by=by,
+            version=self.first_version,
+        )
         if row is not None and record is row.record:
             return False
         await rows.add_revision(record, declared_at=at, effective_at=now)

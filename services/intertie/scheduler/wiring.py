@@ -18,7 +18,6 @@ from intertie.scheduler.asks import Asker
 from intertie.scheduler.canary import Canary
 from intertie.scheduler.core.hearing import CANARY_BEAT_S, SILENT_S, Hearing
 from intertie.scheduler.core.judge import Limits
-from intertie.scheduler.core.rows import first_version
 from intertie.scheduler.core.sight import LIVE_S, Sight
 from intertie.scheduler.core.silence import LOST_AFTER
 from intertie.scheduler.core.world import World
@@ -27,6 +26,7 @@ from intertie.scheduler.rounds import Check, Planner
 from intertie.scheduler.service import Scheduler
 from intertie.scheduler.site_lane import SiteLane
 from intertie.scheduler.store import SchedulerStore
+from intertie.store import first_version
 from intertie.trust.keys import Key
 
 # DESIGN 7: the lease of `rerun` is its own and long; it must outlast any outage of the hub that is not worth stopping work for.

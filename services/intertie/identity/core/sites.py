@@ -117,10 +117,12 @@ def bad_join_token() -> Unauthenticated:
     )
 
 
-def join(invitation: Invitation, known: SiteAccount | None, request: JoinSite, *, account: str, now: datetime) -> SiteAccount:
+def join(
+    invitation: Invitation, known: SiteAccount | None, request: JoinSite, *, account: str, now: datetime, version: int = 1
+) -> SiteAccount:
     """The site as it is after joining, not yet signed; the known one if this is a repeat.
 
-    `account` is the public half of a new account key, used only if the site is new. Keys of a site that joined before are replaced, and the
+    `account` is the public half of a new account key, used only if the site is new, as `version` is. Keys of a site that joined before are replaced, and the
     old signing key is named as revoked.
     """
     if known is None:
@@ -136,6 +138,7 @@ def join(invitation: Invitation, known: SiteAccount | None, request: JoinSite, *
             account=account,
             site_key=request.site_key,
             signing_key=request.signing_key,
+            version=version,
         )
     same_keys = (known.site_key, known.signing_key) == (request.site_key, request.signing_key)
     if invitation.used_at is not None:

@@ -113,6 +113,8 @@ class Evidence:
     """It was closed when last reckoned: what changes its postings from then on is an adjustment."""
     last_entry: int = 0
     """Its newest ledger entry, for an adjustment to cite; 0 if there is none."""
+    first_version: int = 1
+    """A settlement that is told now has no lower version: what was told before a restore is not known here."""
 
     @property
     def record(self) -> AttemptRecord | None:

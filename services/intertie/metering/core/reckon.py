@@ -175,7 +175,7 @@ def _settled(
     held = [item.segment for item in items if item.suspense in COUNTED]
     last = evidence.settled
     settled = AttemptSettled(
-        version=last.version + 1 if last else 1,
+        version=max(last.version + 1 if last else 1, evidence.first_version),
         attempt=record.attempt,
         job=record.job,
         tenant=record.tenant,

@@ -33,6 +33,7 @@ def plan(
     max_age_days: int,
     actor: str,
     now: datetime,
+    version: int = 1,
 ) -> DrillRecord:
     """The record of a drill that may be made; else the first reason against it, in this order."""
     start = now + timedelta(seconds=request.after_s)
@@ -68,6 +69,7 @@ def plan(
         asked_at=now,
         reason=request.reason,
         consent=consent,
+        version=version,
     )
 
 

@@ -115,10 +115,12 @@ def objection(profile: PoolProfile) -> Objection:
     return next((found for rule in LADDER if (found := rule(profile)) is not None), None)
 
 
-def declare(current: PoolRecord | None, profile: PoolProfile, *, site: SiteName, kind: SiteKind, freshness: F, by: str) -> PoolRecord:
+def declare(
+    current: PoolRecord | None, profile: PoolProfile, *, site: SiteName, kind: SiteKind, freshness: F, by: str, version: int = 1
+) -> PoolRecord:
     """The pool's record after the owner declared `profile`; the same record if it says nothing new.
 
-    A new pool starts as a pilot. The revision is the registry's own count: what the site wrote there does not matter. Raises the first
+    A new pool starts as a pilot, with `version`. The revision is the registry's own count: what the site wrote there does not matter. Raises the first
     objection of the ladder; the previous revision then stands.
     """
     if (refusal := objection(profile)) is not None:
@@ -137,7 +139,7 @@ def declare(current: PoolRecord | None, profile: PoolProfile, *, site: SiteName,
             last_heard=None,
             inventory=None,
             inventory_at=None,
-            version=1,
+            version=version,
         )
     known = current.profile
     if msgspec.structs.replace(profile, revision=known.revision, declared_by=known.declared_by) == known:

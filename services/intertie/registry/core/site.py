@@ -21,8 +21,8 @@ MOVING = frozenset({LaneState.OK, LaneState.BEHIND, LaneState.BUSY})
 SHORTEST_REASON = 3
 
 
-def register(known: SiteRecord | None, request: RegisterSite, *, now: datetime) -> SiteRecord:
-    """The site's record after identity said that it joined; the known one if nothing changed. What a site is, it stays."""
+def register(known: SiteRecord | None, request: RegisterSite, *, now: datetime, version: int = 1) -> SiteRecord:
+    """The site's record after identity said that it joined; the known one if nothing changed. What a site is, it stays. `version`: of a new one."""
     name(request.site, "site")
     if known is None:
         return SiteRecord(
@@ -38,7 +38,7 @@ def register(known: SiteRecord | None, request: RegisterSite, *, now: datetime) 
             hears_us=False,
             clock_offset_s=None,
             agent_version=request.agent_version,
-            version=1,
+            version=version,
         )
     if known.kind != request.kind:
         raise Conflict("registry.site_kind", f"site {known.site} is of kind {known.kind}, not {request.kind}")

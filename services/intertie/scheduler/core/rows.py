@@ -25,7 +25,6 @@ from intertie.contracts.job import (
 )
 from intertie.ids import AttemptId, Digest, JobId, JournalId, RoundId, SiteName, TenantName
 from intertie.lifecycle import JOB_HELD, JOB_TERMINAL, JobEvent, move
-from intertie.link.site import FIRST_EPOCH
 
 
 class AttemptState(StrEnum):
@@ -157,16 +156,6 @@ class File:
     attempt: Attempt | None = None
     others: tuple[Attempt, ...] = ()
     """Further attempts of the job that run, have succeeded, or are not known to have ended."""
-
-
-def first_version(epoch: int) -> int:
-    """Of whatever changes in this epoch: above every version of an epoch before, since a restore forgets how many it gave, and whoever heard of them
-    takes only higher ones. An epoch is the second in which it was raised."""
-    return 1 if epoch <= FIRST_EPOCH else epoch * VERSIONS_PER_S
-
-
-# Changes of one job or attempt in a second: its rounds and its site's entries, a few hundred at most. With it a version fits a double's 53 bits.
-VERSIONS_PER_S = 1_000
 
 
 @dataclass(frozen=True, slots=True)
