@@ -130,6 +130,11 @@ class Host:
         self.place = f"{self.name}, file {self._files}"
         """Host and file of the journal, as `place_of` tells them."""
 
+    @property
+    def has_journal(self) -> bool:
+        """False from the deletion of the file until an agent makes another."""
+        return self.database.execute("SELECT 1 FROM sqlite_master WHERE name = 'entry'").fetchone() is not None
+
     def image(self) -> bytes:
         """The journal's file as it is on disk at this moment."""
         return self.database.serialize()

@@ -112,7 +112,9 @@ def plan(world: World, fault: Fault) -> None:
 
 def _take(world: World, fault: Fault) -> None:
     if fault.who in world.hosts:
-        world.images[fault] = site_image(world.hosts[fault.who])
+        # A journal that is deleted at this moment leaves nothing to copy: the fault does not happen then.
+        if world.hosts[fault.who].has_journal:
+            world.images[fault] = site_image(world.hosts[fault.who])
         return
     disks = disks_of(world, fault.who)
     if any(disk.busy for disk in disks):
@@ -209,6 +211,8 @@ def _put_back(world: World, fault: Fault, stopped: list[str], raised: Callable[[
 def _lose(world: World, host: Host) -> None:
     """What this disk alone knew of usage."""
     kept = MemoryLaneTables(world.metering_disk).entries
+    if not host.has_journal:
+        return
     for seq, body in host.database.execute("SELECT seq, body FROM entry WHERE lane = ?", (Lane.METERING.value,)):
         if (Lane.METERING, host.site, host.journal, seq) in kept:
             continue
@@ -222,7 +226,9 @@ _METERING: Any = MeteringEntry
 
 def restore_disk(world: World, fault: Fault) -> None:
     """The whole disk of a site's machine is put back, and the machine is started from it."""
-    host, image = world.hosts[fault.who], world.images[fault]
+    host, image = world.hosts[fault.who], world.images.get(fault)
+    if image is None:
+        return
     _lose(world, host)
     world.history.disks_lost.add(host.site)
     world.lose_power(fault.who, back_in=max(fault.lasts, STOP_S * 2))
@@ -243,7 +249,7 @@ def gone(world: World, fault: Fault) -> None:
 def clone(world: World, fault: Fault) -> None:
     """The machine is started a second time from a copy of its disk, at another place."""
     name = f"{fault.who}'"
-    if name in world.hosts:
+    if name in world.hosts or fault not in world.images:
         return
     host = world.hosts[fault.who]
     world.history.disks_lost.add(host.site)
