@@ -19,6 +19,7 @@ from intertie.contracts.base import EVENT_STREAM
 from intertie.contracts.http import SubmitBody
 from intertie.contracts.job import JobRecord, JobSpec, JobState, SubmitReply
 from intertie.ids import JobId
+from intertie.store import first_version
 
 KEEPERS = ("identity", "registry", "scheduler", "metering", "incident")
 
@@ -33,6 +34,17 @@ async def run_one(stack: Stack, name: str) -> JobState:
     record = await stack.until(lambda: stack.ended(job), what=f"{name} ends", limit_s=60)
     await stack.until(lambda: stack.complete_statement({job}), what=f"{name} is complete at metering", limit_s=60)
     return record.state
+
+
+def lowest_version(stack: Stack) -> int:
+    """Of all that keepers answer to those who are behind, and of the settlements of this epoch."""
+    parts = (
+        "SELECT version FROM registry.site UNION ALL SELECT version FROM registry.pool UNION ALL SELECT version FROM identity.tenant",
+        "SELECT version FROM identity.mapping_version UNION ALL SELECT (record ->> 'version')::bigint FROM identity.site_account",
+        "SELECT version FROM incident.incident UNION ALL SELECT version FROM metering.allowance UNION ALL SELECT version FROM scheduler.job WHERE epoch = 1",
+        "SELECT version FROM metering.outbox WHERE noun = 'settlement' AND epoch > 1",
+    )
+    return int(stack.supervisor.postgres.query(f"SELECT min(version) FROM ({' UNION ALL '.join(parts)}) AS told", database="intertie"))
 
 
 async def test_a_running_hub_begins_a_new_epoch_and_goes_on() -> None:
@@ -54,6 +66,9 @@ async def test_a_running_hub_begins_a_new_epoch_and_goes_on() -> None:
             limit_s=90,
         )
         assert await run_one(stack, "after") is JobState.SUCCEEDED
+        assert await stack.do(partial(lowest_version, stack)) >= first_version(epoch), (
+            "who heard more than a copy knows takes what is told now"
+        )
         bus = await NatsBus.connect(stack.layout.bus_url, name="gateway", credentials=stack.layout.creds_file("gateway"))
         try:
             state = await bus.stream_state(EVENT_STREAM)
