@@ -454,10 +454,12 @@ class World:
         self.asked += 1
 
     def close_attempts_of(self, twin: Host) -> None:
-        """A named person who knows that a copy of a site is gone says so of what it had begun."""
+        """A named person who knows that a copy of a site is gone says so of what it had begun, and of what ended there unheard."""
         party, bus = self.user
         assert twin.agent is not None
-        names = [a.id for a in twin.agent.site.books.attempts.values() if a.state in OPEN and a.claim_journal == twin.journal]
+        rows = self.scheduler_disk.attempt_rows
+        claimed = [a for a in twin.agent.site.books.attempts.values() if a.local is None and a.claim_journal == twin.journal]
+        names = [a.id for a in claimed if a.state in OPEN or (a.id in rows and rows[a.id].holding)]
         self.asked -= 1
         party.spawn(self._close(bus, twin, names))
 
