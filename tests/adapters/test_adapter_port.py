@@ -114,6 +114,15 @@ async def test_what_was_fenced_never_starts(adapter: Adapter) -> None:
     assert isinstance(await adapter.start(work), Exit)
 
 
+async def test_what_was_fenced_before_it_was_prepared_never_starts(adapter: Adapter) -> None:
+    """Its folder may be under way to being made at that moment."""
+    work = attempt("exit 0\n")
+    assert await adapter.fence(work.id)
+    await adapter.prepare(work, None)
+    assert isinstance(await adapter.start(work), Exit)
+    assert await adapter.fence(work.id)
+
+
 async def test_what_began_cannot_be_fenced(adapter: Adapter) -> None:
     work = attempt("exit 0\n")
     await adapter.prepare(work, None)

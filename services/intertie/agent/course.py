@@ -146,7 +146,7 @@ class Course:
             LOG.warning("it may have begun where this folder lay before: nothing is said of it", attempt=self.id, code=why.code)
             self._parked = True
             return
-        while self.attempt.state is State.STAGING and not await self.site.adapter.fence(self.id):
+        while self.attempt.state is State.STAGING and not await self._fenced():
             try:
                 begun = await self.site.adapter.start(self.attempt)
             except Unavailable as err:
@@ -158,6 +158,15 @@ class Course:
             break
         if self.attempt.state is State.STAGING:
             await self.site.give_up(self.attempt, why)
+
+    async def _fenced(self) -> bool:
+        """Whether it can surely never start, asked until the disk lets us know."""
+        while True:
+            try:
+                return await self.site.adapter.fence(self.id)
+            except Unavailable as err:
+                LOG.warning("a fence waits for the disk", attempt=self.id, text=err.text)
+                await asyncio.sleep(LAST_PAUSE_S)
 
     async def _started(self, begun: StartedRecord) -> None:
         offset_s, error_s = self.site.offset()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from intertie.agent.core.devices import displaceable
 from intertie.agent.core.model import Failing, State
 from intertie.contracts.site import DeviceKind
+from intertie.errors import Unavailable
 from intertie.ids import DeviceId
 from intertie.observe import log
 
@@ -28,7 +29,11 @@ async def displace(site: Site, kind: DeviceKind, count: int) -> list[DeviceId]:
     books = site.books
     freed: list[DeviceId] = []
     for name in displaceable(site.pools.values(), kind, count, books.holds, books.attempts, books.observed):
-        if not site.may_vouch(books.attempts[name]) or not await site.adapter.fence(name):
+        try:
+            if not site.may_vouch(books.attempts[name]) or not await site.adapter.fence(name):
+                continue
+        except Unavailable as err:
+            LOG.warning("a claim keeps its devices", attempt=name, text=err.text)
             continue
         attempt = books.attempts[name]
         if attempt.state in (State.CLAIMED, State.STAGING):

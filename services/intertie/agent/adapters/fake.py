@@ -50,6 +50,8 @@ class Disk:
     """What survives the agent: the machine itself."""
 
     runs: dict[AttemptId, Run] = field(default_factory=dict)
+    fenced: set[AttemptId] = field(default_factory=set)
+    """Fenced before anything of them was prepared."""
     spent: int = 0
     """Jobs started so far; the next one's pid."""
     folder: Path | None = None
@@ -80,7 +82,8 @@ class FakeAdapter:
         return "" if self.single_user or account in self.accounts else f"there is no local account {account!r} on this machine"
 
     async def prepare(self, attempt: Attempt, pack: Path | None) -> None:
-        self.disk.runs.setdefault(attempt.id, Run(attempt))
+        run = self.disk.runs.setdefault(attempt.id, Run(attempt))
+        run.fenced = run.fenced or attempt.id in self.disk.fenced
 
     async def start(self, attempt: Attempt) -> StartedRecord | Exit:
         run = self.disk.runs[attempt.id]
@@ -185,6 +188,7 @@ class FakeAdapter:
     async def fence(self, attempt: AttemptId) -> bool:
         run = self.disk.runs.get(attempt)
         if run is None:
+            self.disk.fenced.add(attempt)
             return True
         if run.started is not None:
             return False

@@ -372,14 +372,21 @@ class ProcessAdapter:
         return Presence.PREPARED if home.exists() else Presence.ABSENT
 
     async def fence(self, attempt: AttemptId) -> bool:
-        """`claimed` is the fence: whoever makes it first decides. A supervisor that finds it there ends at once."""
+        """`claimed` is the fence: whoever makes it first decides. A supervisor that finds it there ends at once.
+
+        Also where there is no folder yet: it may be under way to being made, and what was fenced must not start in it."""
         home = self.home(attempt)
-        if (home / "fenced").exists() or not home.exists():
+        if (home / "fenced").exists():
             return True
         try:
+            home.mkdir(mode=0o711, exist_ok=True)
             os.close(os.open(home / "claimed", os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
         except FileExistsError:
             return False
+        except OSError as err:
+            if not home.exists():
+                return True  # A disk that takes no fence takes no folder to start it from.
+            raise Unavailable("agent.disk_error", f"{home} takes no fence: {err.strerror}", retry_after_s=10) from err
         _write(home / "fenced", b"", 0o600)
         return True
 
