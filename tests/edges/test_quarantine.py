@@ -156,6 +156,20 @@ async def test_a_keeper_reads_again_by_itself_what_it_set_aside_with_one_code(ke
     assert [(entry.site, entry.seq) for entry in await keeper.listed()] == [(OTHER_SITE, 1), (SITE, 3)]
 
 
+async def test_a_keeper_lets_go_of_what_it_set_aside_with_exactly_these_words(keeper: Keeper) -> None:
+    """It waits for nobody, and is not read again."""
+    await keeper.receive(3)
+    await keeper.receive(1, OTHER_SITE)
+    await keeper.settle()
+    await keeper.settle(OTHER_SITE)
+    first = "contract.invalid: entry 1 is two versions newer"
+    async with keeper.store.transaction() as tx:
+        assert await keeper.lanes.let_go(tx, keeper.lane, SITE, ["contract.invalid", first]) == 1
+        assert await keeper.lanes.let_go(tx, keeper.lane, SITE, [first]) == 0, "once"
+    assert [(entry.site, entry.seq) for entry in await keeper.listed()] == [(SITE, 2), (SITE, 3), (OTHER_SITE, 1)]
+    assert await keeper.nothing_open(SITE)
+
+
 async def test_only_what_is_there_is_tried_again(keeper: Keeper) -> None:
     await keeper.receive(1)
     await keeper.settle()

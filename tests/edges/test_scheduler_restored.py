@@ -13,7 +13,7 @@ from tests.edges.test_scheduler_service import RESULT, SITE, Hub, made
 from intertie.bus.memory import MemoryBroker, site_account
 from intertie.contracts.base import encode
 from intertie.contracts.job import Cause
-from intertie.contracts.link import Claimed, Go, Lane, Offer, OfferBody, ResultStored, Settle, Staging, Started
+from intertie.contracts.link import Claimed, Go, Lane, NotStarted, Offer, OfferBody, ResultStored, Settle, Staging, Started
 from intertie.errors import Conflict, Unavailable
 from intertie.ids import AttemptId, SiteName
 from intertie.scheduler.memory import MemorySchedulerStore
@@ -83,6 +83,31 @@ async def test_wherever_the_list_stands_among_the_entries_the_lost_job_is_whole_
             done = await restored.reaches(job.job, "succeeded")
             assert (done.tenant, done.delivered, [a.outcome for a in done.attempts]) == (ACME, body.attempt, ["succeeded"])
             assert not [one for one in heir.heard if isinstance(one, Go | Offer)], "it runs nowhere again"
+
+
+@pytest.mark.parametrize("code", ["withdrawn", "stopped"])
+async def test_what_was_claimed_and_given_up_in_the_lost_hour_waits_for_nobody(code: str) -> None:
+    """Its site does not list it as held and nobody takes it up: its claim says nothing any more. What is said to have started stays aside."""
+    key = Key.new("U")
+    async with hub_of(key) as hub:
+        agent = hub.agent()
+        async with alive(agent):
+            await hub.submit()
+            given_up = await agent.next_running()
+            await hub.submit()
+            started = await agent.next_running()
+    async with hub_of(key, epoch=2) as restored:
+        heir = restored.agent(journal_name="jnl-heir")
+        for body, numbers in ((given_up, (0, 1)), (started, (0, 1, 2))):
+            for number in numbers:
+                await told_so_far(heir, body, number)
+            await heir.say(NotStarted, body, code=code, text="asked for")
+        async with alive(heir):
+            await until(lambda: bool(restored.lanes.entries) and not restored.lanes.open, "all that it says is interpreted")
+            (why,) = restored.lanes.quarantined.values()
+            assert why == f"scheduler.unknown_attempt: {SITE} says Started of attempt {started.attempt}, which is not known here"
+            (told,) = [row for row in restored.store.audits if row.action == "quarantine.let_go"][:1]
+            assert told.reason == f"{SITE} says that {given_up.attempt} never started, and it is not known here"
 
 
 async def test_after_a_restore_the_jobs_of_the_lost_hour_exist_again_and_their_keys_find_them() -> None:

@@ -168,6 +168,13 @@ class MemoryLaneTables:
             self.open.add(key)
         return len(again)
 
+    async def let_go(self, tx: StoreTx, lane: Lane, site: SiteName, errors: Sequence[str]) -> int:
+        assert tx is self._store, "a transaction of another store cannot let an entry go here"
+        gone = [key for key, error in self.quarantined.items() if key[:2] == (lane, site) and error in errors]
+        for key in gone:
+            del self.quarantined[key]
+        return len(gone)
+
     async def report(self, report: ReportIncident) -> None:
         async with self._transaction() as tx:
             await tx.fault(report)

@@ -132,6 +132,10 @@ class PgLaneTables:
         assert isinstance(tx, Tx), "a transaction of another store cannot open an entry here"
         return await tx.run(Q.lane_read_again, lane, site, code)
 
+    async def let_go(self, tx: StoreTx, lane: Lane, site: SiteName, errors: Sequence[str]) -> int:
+        assert isinstance(tx, Tx), "a transaction of another store cannot let an entry go here"
+        return await tx.run(Q.lane_let_go, lane, site, list(errors))
+
     async def report(self, report: ReportIncident) -> None:
         async with self._db.transaction() as tx:
             await tx.fault(report)

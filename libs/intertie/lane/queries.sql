@@ -125,3 +125,8 @@ WITH chosen AS (
 )
 UPDATE lane_entry AS e SET interpreted_at = NULL FROM chosen AS c
 WHERE e.site = c.site AND e.lane = c.lane AND e.journal = c.journal AND e.seq = c.seq
+
+-- name: lane_let_go
+-- What was set aside with exactly these words is a person's no more, and stays interpreted.
+UPDATE quarantine AS q SET released_at = now()
+WHERE q.lane = $1 AND q.site = $2 AND q.released_at IS NULL AND q.error = ANY($3::text[])

@@ -119,6 +119,11 @@ class LaneTables(Protocol):
         """In the service's own transaction: what was set aside of a site with this code stands open again, as if it had just come; how many."""
         ...
 
+    async def let_go(self, tx: StoreTx, lane: Lane, site: SiteName, errors: Sequence[str]) -> int:
+        """In the service's own transaction: what was set aside of a site with exactly these words waits for nobody any more, and is not read again;
+        how many."""
+        ...
+
     async def report(self, report: ReportIncident) -> None:
         """Report a fault that changes no row."""
         ...

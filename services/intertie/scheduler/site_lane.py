@@ -24,6 +24,7 @@ from intertie.contracts.link import (
     JournalOpened,
     Lane,
     LostRange,
+    NotStarted,
     Offer,
     OfferBody,
     OfferRefused,
@@ -36,6 +37,7 @@ from intertie.contracts.link import (
 )
 from intertie.errors import Refused
 from intertie.ids import CANARY, AttemptId, Digest, InstructionId, JournalId, SiteName, digest
+from intertie.lane.interpreter import storable
 from intertie.lane.keeper import Settings
 from intertie.lane.tables import LaneEntry, LaneTables
 from intertie.link.journal import InstructionMark
@@ -44,7 +46,7 @@ from intertie.link.lost import range_lost
 from intertie.scheduler.core import ways
 from intertie.scheduler.core.grants import GRANTS_PER_SITE
 from intertie.scheduler.core.hearing import at_head
-from intertie.scheduler.core.interpret import UNKNOWN_ATTEMPT, Source, interpret, without_nul
+from intertie.scheduler.core.interpret import BEFORE_A_START, UNKNOWN_ATTEMPT, Source, interpret, unknown, without_nul
 from intertie.scheduler.core.orders import FIRST, START_WITHIN_S, STOP_GRACE_S, Order, instruction_id, stop_words
 from intertie.scheduler.core.rows import Change, File, Ignored, line
 from intertie.scheduler.core.silence import LOST_AFTER
@@ -126,6 +128,8 @@ class SiteLane:
                     changes = []
                 case IslandedSubmit():
                     changes = [await self._islanded(tx, said, source, now)]
+                case NotStarted():
+                    changes = [await self._not_started(tx, said, source, now)]
                 case _:
                     told = getattr(said, "attempt", None)
                     changes = [await self._store.apply(tx, told, lambda file: interpret(said, file, source, now))]
@@ -135,6 +139,17 @@ class SiteLane:
             if isinstance(outcome, Change):
                 self._see(said, outcome)
                 self._planner.hint()
+
+    async def _not_started(self, tx: StoreTx, said: NotStarted, source: Source, now: datetime) -> Change | Ignored:
+        """Given up before it started. Where this hub had lost the attempt, nobody takes it up (`ways.latest_first`): its claim, which was set aside
+        for that, says nothing any more and waits for no person."""
+        outcome = await self._store.apply(tx, said.attempt, lambda file: interpret(said, file, source, now))
+        if isinstance(outcome, Ignored) and not await self._knows(tx, said.attempt):
+            before = [storable(str(unknown(source.site, kind, said.attempt))) for kind in BEFORE_A_START]
+            if gone := await self._lanes.let_go(tx, Lane.SCHEDULER, source.site, before):
+                why = f"{source.site} says that {said.attempt} never started, and it is not known here"
+                await tx.audit(actor=SIGNER, action="quarantine.let_go", target=f"{source.site}/scheduler: {gone} entries", reason=why)
+        return outcome
 
     async def _opened(self, tx: StoreTx, said: JournalOpened, source: Source, now: datetime) -> list[Change | Ignored]:
         """Compare what is believed here with what the new journal holds, then take up what is not known here."""

@@ -31,7 +31,7 @@ from intertie.contracts.link import (
     StopAnswered,
 )
 from intertie.errors import Refused
-from intertie.ids import JournalId, SiteName
+from intertie.ids import AttemptId, JournalId, SiteName
 from intertie.lifecycle import JobEvent
 from intertie.scheduler.core.rows import OPEN_ATTEMPT, Attempt, AttemptState, Change, File, Ignored, Job, line, moved, noted
 from intertie.scheduler.core.survivor import Chosen, choose, deliver, is_awaited, loser
@@ -62,6 +62,9 @@ NO_FAULT = frozenset(
 
 UNKNOWN_ATTEMPT = "scheduler.unknown_attempt"
 """What a site says of an attempt that is not here. Entries set aside with this are read again when their attempt was adopted."""
+
+BEFORE_A_START = (Claimed, Staging)
+"""What says nothing any more of an attempt that its site says never started."""
 
 
 # No clock of a host says anything outside these, not even one that was never set; beyond them tables and calendars end.
@@ -101,7 +104,7 @@ def interpret(entry: SchedulerEntry, file: File | None, source: Source, now: dat
     if file is None or file.attempt is None:
         if isinstance(entry, StopAnswered | OfferRefused | NotStarted):
             return Ignored(f"attempt {entry.attempt} is not known, and holds nothing")
-        raise Refused(UNKNOWN_ATTEMPT, f"{source.site} says {type(entry).__name__} of attempt {entry.attempt}, which is not known here")
+        raise unknown(source.site, type(entry), entry.attempt)
     attempt = file.attempt
     if attempt.record.site != source.site:
         raise Refused("scheduler.foreign_attempt", f"{source.site} speaks of attempt {entry.attempt}, which is at {attempt.record.site}")
@@ -134,6 +137,10 @@ def interpret(entry: SchedulerEntry, file: File | None, source: Source, now: dat
             return _stop_answered(telling, entry)
         case IslandedSubmit():
             return Ignored("the work was taken up already")
+
+
+def unknown(site: SiteName, kind: type[AttemptEntry], attempt: AttemptId) -> Refused:
+    return Refused(UNKNOWN_ATTEMPT, f"{site} says {kind.__name__} of attempt {attempt}, which is not known here")
 
 
 def without_nul(entry: SchedulerEntry) -> SchedulerEntry:
