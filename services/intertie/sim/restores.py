@@ -221,6 +221,11 @@ def _lose(world: World, host: Host) -> None:
             world.history.unsaid.add(decode(said.sealed.payload, Segment, what="segment").attempt)
 
 
+def _cuts(host: Host) -> set[tuple[str, str]]:
+    """What its journal knows of running attempts' segments through the last border of a period."""
+    return set(host.database.execute("SELECT key, value FROM setting WHERE key LIKE 'cut/%'"))
+
+
 _METERING: Any = MeteringEntry
 
 
@@ -232,7 +237,10 @@ def restore_disk(world: World, fault: Fault) -> None:
     _lose(world, host)
     world.history.disks_lost.add(host.site)
     world.lose_power(fault.who, back_in=max(fault.lasts, STOP_S * 2))
+    cut = _cuts(host) if host.has_journal else set()
     host.restore(image.journal)
+    # Told through a border that the disk put back does not know: its end is measured with other bounds, and waits for a person.
+    world.history.unsaid |= {AttemptId(key.removeprefix("cut/")) for key, _ in cut - _cuts(host)}
     host.note = image.note
     host.machine.disk.runs = folders(image)
 
