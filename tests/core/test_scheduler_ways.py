@@ -83,6 +83,18 @@ def test_what_it_does_not_hold_elsewhere_is_unreachable_with_a_date() -> None:
     assert isinstance(again, Ignored), "the promise is not moved"
 
 
+def _journal_of(file: File) -> str | None:
+    assert file.attempt is not None
+    return file.attempt.journal
+
+
+def test_what_a_copy_names_in_another_place_is_not_held_there() -> None:
+    """It inherited the list with the folder; where it ran before, it may run on, and a go for it would be a second start."""
+    change = changed(ways.opened(opened(held(), same_place=False), running(), NEW, NOW))
+    assert change.attempt is not None
+    assert (change.attempt.journal, change.attempt.record.lost_by is None) == (_journal_of(running()), False)
+
+
 def test_what_lies_in_an_older_journal_is_not_ended_by_the_place_of_a_newer_one() -> None:
     """Moved to another host, then opened anew there: the new host's folder says nothing of the old one's. A disk restored to before its journal was
     opened anew is the same to the hub: it must not wait for ever either."""

@@ -261,6 +261,8 @@ class World:
         transfer = SimTransfer(self.stored, lambda: self.gateway_away or host.link.cuts > 0, self.moments)
         joined = joined_as(host.site, self.key.public, ACME)
         agent = host.boot_agent(self.broker, joined, transfer, self.moments, self.folder)
+        if host.machine.party.paused:
+            agent.party.pause(asleep=True)  # Nothing begins on a machine that stands still.
         task = agent.party.tasks[0]
         task.add_done_callback(lambda done: self._over(name, done))
 

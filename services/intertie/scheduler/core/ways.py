@@ -50,7 +50,7 @@ def opened(
     if attempt is None or attempt.record.site != source.site or attempt.state is AttemptState.OFFERED:
         return Ignored("nothing of it can be there")
     evidence = f"entry {source.site}/{source.journal}/{entry.seq}"
-    if any(held.attempt == attempt.record.attempt for held in entry.held):
+    if entry.same_place and any(held.attempt == attempt.record.attempt for held in entry.held):
         return _about(file, noted(attempt, journal=source.journal), source, "held in a new journal", f"why: {entry.why}", evidence, now)
     of_another = attempt.journal is not None and entry.previous is not None and attempt.journal not in (entry.previous, source.journal)
     if entry.same_place and not of_another:
