@@ -167,6 +167,18 @@ def test_a_new_journal_s_numbers_are_not_compared_with_the_old_one_s() -> None:
     assert reckoned([again], done, renumbered=frozenset({"jnl-2"})).state.complete
 
 
+def test_use_that_a_lost_journal_told_and_its_folder_tells_again_counts_once() -> None:
+    """An agent that finds it in a job folder does not know how its site stood then. The ending counts by the new journal."""
+    anchor = msgspec.structs.replace(RUN.anchor, offset_s=RUN.anchor.offset_s + 1, error_s=0.5)
+    first, again = come(RUN, 9), come(msgspec.structs.replace(RUN, islanded=True, anchor=anchor), 2, journal="jnl-2")
+    assert first.digest != again.digest
+    result = reckoned([first, again], ended(record(), [RUN], last=2), renumbered=frozenset({"jnl-2"}))
+    assert [item.suspense for item in result.received] == ["", Reason.SAID_AGAIN]
+    assert result.state.complete and book_of(result).in_suspense == 0 and result.amount == reckoned([first], record()).amount
+    longer = come(msgspec.structs.replace(again.segment, end=RUN.end + timedelta(seconds=1)), 2, journal="jnl-2")
+    assert [item.suspense for item in reckoned([first, longer], record()).received] == ["", Reason.CONFLICT]
+
+
 MOMENTS = st.integers(min_value=0, max_value=10**11)
 
 

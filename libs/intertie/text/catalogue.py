@@ -270,6 +270,7 @@ TEXTS: Mapping[str, tuple[str, str]] = {
     "suspense.attribution_mismatch": ("its attribution belongs to another attempt, site or pool", "归属属于其他运行、站点或资源池"),
     "suspense.conflict": ("another content under the same id counts", "同一编号下另有内容已计入"),
     "suspense.attempt_unknown": ("the scheduler's record of this attempt is not here yet", "尚未收到调度对该次运行的记录"),
+    "suspense.said_again": ("the same use was said before, and counts as it was said first", "同一用量此前已上报，以首次上报为准"),
     "suspense.superseded": ("a person decided that another content counts", "已由专人决定以另一内容为准"),
     "suspense.record_mismatch": ("its attribution differs from the scheduler's record", "归属与调度记录不符"),
     "suspense.never_ran": ("by the scheduler's record this attempt never ran", "据调度记录该次运行从未开始"),

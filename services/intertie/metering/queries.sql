@@ -109,7 +109,7 @@ SELECT job, name FROM job_name WHERE job = any($1::text[])
 SELECT (SELECT count(*) FROM posting) AS postings,
        (SELECT coalesce(sum(amount), 0) FROM posting) AS sum,
        (SELECT count(*) FROM quarantine WHERE lane = 'metering' AND released_at IS NULL) AS quarantined,
-       (SELECT count(*) FROM suspense WHERE released_at IS NULL AND reason <> 'superseded') AS suspense
+       (SELECT count(*) FROM suspense WHERE released_at IS NULL AND reason NOT IN ('superseded', 'said_again')) AS suspense
 
 -- name: decisions_load
 SELECT d.segment, d.lifts, d.who, d.why, d.at FROM suspense_decision AS d JOIN segment AS s ON s.number = d.segment
@@ -171,5 +171,5 @@ FROM (SELECT DISTINCT ON (id) id, attempt, quantity_milli, starts_at, ends_at FR
 -- What waits, oldest first; of one site or all, of one segment id or all.
 SELECT s.number, s.id, s.digest, s.site, s.attempt, s.tenant, s.starts_at, s.ends_at, s.quantity_milli, w.reason, w.since
 FROM suspense AS w JOIN segment AS s ON s.number = w.segment
-WHERE w.released_at IS NULL AND w.reason <> 'superseded' AND ($1::text IS NULL OR s.site = $1) AND ($2::text IS NULL OR s.id = $2)
+WHERE w.released_at IS NULL AND w.reason NOT IN ('superseded', 'said_again') AND ($1::text IS NULL OR s.site = $1) AND ($2::text IS NULL OR s.id = $2)
 ORDER BY w.id LIMIT $3

@@ -361,7 +361,7 @@ def _segments(world: World) -> Iterator[str]:
     for one in processes([host.machine for host in world.hosts.values()]):
         lives[one.run.attempt.id].append(one)
     for item in world.metering_disk.segments:
-        if _told_twice(world, item):
+        if _told_twice(world, item) or item.suspense == Reason.SAID_AGAIN:
             continue
         if not item.segment.id.startswith(FORGED):
             by_attempt[item.segment.attempt].append(item)

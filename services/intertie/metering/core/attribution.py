@@ -12,10 +12,12 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
 
+import msgspec
+
 from intertie.contracts.base import decode
 from intertie.contracts.job import AttemptRecord, AttemptSnapshot, Attribution
 from intertie.contracts.link import IslandedGrant, Sealed
-from intertie.contracts.usage import UsagePhase
+from intertie.contracts.usage import Segment, UsagePhase
 from intertie.errors import Refused
 from intertie.ids import Digest, SegmentId, SiteName
 from intertie.metering.core.evidence import Received, SiteKeys
@@ -37,6 +39,7 @@ class Reason(StrEnum):
     CONFLICT = "conflict"
     ATTEMPT_UNKNOWN = "attempt_unknown"
     SUPERSEDED = "superseded"
+    SAID_AGAIN = "said_again"
     RECORD_MISMATCH = "record_mismatch"
     NEVER_RAN = "never_ran"
     OTHER_DEVICES = "other_devices"
@@ -56,6 +59,7 @@ TEXTS: Mapping[Reason, str] = {
     Reason.CONFLICT: "another content under the same segment id was accepted before",
     Reason.ATTEMPT_UNKNOWN: "the scheduler's record of this attempt is not here yet",
     Reason.SUPERSEDED: "a person decided that another content under the same segment id counts",
+    Reason.SAID_AGAIN: "the same use was said before, and counts as it was said first",
     Reason.RECORD_MISMATCH: "the attribution differs from the scheduler's record",
     Reason.NEVER_RAN: "the scheduler's record says that this attempt never ran",
     Reason.OTHER_DEVICES: "the segment claims devices, or more of them, that the attempt was not given",
@@ -82,8 +86,8 @@ RESOLVABLE = frozenset(
 DECIDABLE = frozenset({Reason.CONFLICT, Reason.IMPOSSIBLE_TIMES, Reason.OVER_WALL})
 """Reasons that a named person may lift: everything else of the segment is proven, and only its size or its double is in doubt."""
 
-SETTLED = frozenset({"", Reason.SUPERSEDED})
-"""What waits for nothing: it counts, or a person decided that another does."""
+SETTLED = frozenset({"", Reason.SUPERSEDED, Reason.SAID_AGAIN})
+"""What waits for nothing: it counts, the same use counts already, or a person decided that another does."""
 
 COUNTED = frozenset({"", Reason.NO_SPEC, Reason.NO_PRICE})
 """Segments that are believed: they count towards completeness even while their price is not agreed."""
@@ -130,6 +134,7 @@ def judge(
     record = snapshot.record if snapshot else None
     decided = chosen(items)
     accepted = dict(decided)
+    first: dict[SegmentId, Segment] = {}
     judged: list[Received] = []
     run = _Run()
     for item in items:
@@ -137,12 +142,21 @@ def judge(
         if word is not None:
             item = replace(item, proven=True, tenant=word.tenant, grant=word if isinstance(word, IslandedGrant) else None)
             reason = _place(item, word, record, accepted, decided)
+        if reason == Reason.CONFLICT and same_use(item.segment, first[item.segment.id]):
+            reason = Reason.SAID_AGAIN
         if not reason and snapshot is not None:
             reason, run = _bound(item, snapshot, run)
         if not reason:
             accepted[item.segment.id] = item.digest
+            first[item.segment.id] = item.segment
         judged.append(replace(item, suspense=str(reason)))
     return judged
+
+
+def same_use(one: Segment, other: Segment) -> bool:
+    """Whether both measure the same. An agent that makes a lost journal whole from its job folders knows neither whether its site was alone then
+    nor how far its clock was off: what the hub heard first says that."""
+    return msgspec.structs.replace(one, islanded=other.islanded, anchor=other.anchor) == other
 
 
 def chosen(items: Sequence[Received]) -> dict[SegmentId, Digest]:

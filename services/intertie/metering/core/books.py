@@ -65,9 +65,10 @@ def _counts(record: AttemptRecord, held: Sequence[Received], evidence: Evidence)
         return f"{count} segments where {record.site}'s ending says {record.segments}: one of both is wrong at {record.site}"
     if quantity != record.quantity_milli_us:
         return f"the segments sum to {quantity} milli-µs where {record.site}'s ending says {record.quantity_milli_us}"
-    # Numbers of one journal only: a journal that was made anew starts at 1 again, and says what its predecessor held under other numbers.
+    # Numbers of one journal only: a journal that was made anew starts at 1 again, and says what its predecessor held under other numbers. An
+    # ending names no journal, so where one was made anew it may count by another than the segments that are held.
     journals = {item.journal for item in held}
-    same = len(journals) == 1 and not journals & evidence.renumbered
+    same = len(journals) == 1 and not evidence.renumbered
     if same and max(item.seq for item in held) > record.last_metering_seq:
         return f"a segment of {record.site} came after the last that its ending names ({record.last_metering_seq})"
     return ""
