@@ -66,6 +66,15 @@ def test_a_raised_epoch_asks_for_a_snapshot_until_one_was_taken() -> None:
     assert not made.beat(heads(1, epoch=2), NOUNS)
 
 
+def test_a_raised_epoch_without_an_event_is_asked_for_once_by_who_heard_no_heads_before_its_snapshot() -> None:
+    made = HeadsWatch()
+    made.contains(made.said("registry"))
+    assert made.beat(heads(0, epoch=2), NOUNS)
+    made.contains(made.said("registry"))
+    assert not made.beat(heads(0, epoch=2), NOUNS) and not made.beat(heads(0, epoch=2), NOUNS)
+    assert not HeadsWatch().beat(heads(0, epoch=1), NOUNS), "a hub that was never restored has forgotten nothing"
+
+
 def test_a_raised_epoch_begins_its_numbers_anew() -> None:
     made = watch(1, 2, 3)
     made.beat(heads(1, epoch=2), NOUNS)

@@ -10,6 +10,9 @@ from intertie.contracts.base import Head, Heads
 # Numbers held beyond a gap. More means that the gap is long and a snapshot is due anyway.
 AHEAD = 10_000
 
+# A hub that was never restored.
+FIRST_EPOCH = 1
+
 Place = tuple[str, str]
 """(service, noun)."""
 
@@ -68,13 +71,14 @@ class HeadsWatch:
 
     def beat(self, heads: Heads, nouns: Iterable[str]) -> bool:
         """A service says its heads: True if one of `nouns` is behind what was said a beat ago already, so for two beats, or of another epoch than
-        the last snapshot."""
+        the last snapshot. Of which epoch a snapshot was that came before any heads nobody knows: a raised one without an event is taken for another."""
         wanted, behind = set(nouns), False
         for head in heads.heads:
             if head.noun not in wanted:
                 continue
             noun = self._nouns.setdefault((heads.service, head.noun), _Noun())
-            noun.raised = noun.raised or (noun.said is not None and head.epoch > noun.said[0])
+            quiet = noun.said is None and head.epoch > FIRST_EPOCH and head.number == 0
+            noun.raised = noun.raised or quiet or (noun.said is not None and head.epoch > noun.said[0])
             behind = behind or noun.raised or (noun.said is not None and noun.said[1] > 0 and noun.has < noun.said)
             noun.said = (head.epoch, head.number)
         return behind
