@@ -193,7 +193,9 @@ def judge(
         )
         return _stands(LaneState.VERSION, row, sync, received, why)
     if row is not None and row.session != sync.session and not _goes_on(row, sync):
-        if sync.taken_nonce > 0 and not _contested(row.moves, received):
+        # A hub put back to before a takeover names a session that may be gone: who speaks first in the raised epoch is in charge.
+        undone = 0 < row.epoch_told < epoch
+        if sync.taken_nonce > 0 and not undone and not _contested(row.moves, received):
             return Verdict(LaneState.SUPERSEDED, why=f"session {sync.session} goes on although session {row.session} took over")
         taken = _taken_over(row, sync, received)
         if _contested(taken.moves, received):
