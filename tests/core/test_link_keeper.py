@@ -220,6 +220,16 @@ def test_another_place_or_boot_takes_over_once_and_the_former_is_superseded(plac
     assert (former.state, former.row) == (SUPERSEDED, None)
 
 
+def test_who_speaks_first_in_a_raised_epoch_is_in_charge_and_the_next_is_superseded() -> None:
+    """The hub was put back to before a takeover: its row names a session that may be gone, and nobody would restart the agent that is there."""
+    back = known(epoch_told=3)
+    said = at(THERE, sync(11, 12, session="ses-2", nonce=40, taken=39, kernel_boot="boot-2"))
+    assert verdict(back, said, epoch=3).state is SUPERSEDED, "in the epoch that was told already nothing was put back"
+    first = verdict(back, said, epoch=7)
+    assert (first.state, first.row and first.row.session, first.row and len(first.row.moves)) == (OK, "ses-2", 1)
+    assert verdict(known(), said, epoch=7).state is SUPERSEDED, "who never told an epoch says nothing of a restore"
+
+
 def test_three_changes_of_place_in_ten_minutes_are_contested_until_ten_minutes_after_the_last() -> None:
     current, told = known(), list[LaneState]()
     for n, place in enumerate([THERE, HERE, THERE], 1):
