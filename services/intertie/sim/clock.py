@@ -63,14 +63,14 @@ class HostClock:
         self._wall_s += seconds
 
     def suspend(self, by: int) -> None:
-        """The machine sleeps (1) or wakes (-1); its real-time clock and BOOTTIME go on."""
+        """The machine sleeps (1) or wakes (-1); its real-time clock and BOOTTIME go on. One that was started anew meanwhile is awake already."""
         self._settle()
-        self._suspended += by
+        self._suspended = max(0, self._suspended + by)
 
     def stop(self, by: int) -> None:
-        """A virtual machine is paused (1) or goes on (-1), and never knows."""
+        """A virtual machine is paused (1) or goes on (-1), and never knows. One that was started anew meanwhile goes on already."""
         self._settle()
-        self._stopped += by
+        self._stopped = max(0, self._stopped + by)
 
     def reboot(self, *, rtc_s: float = 0.0) -> None:
         """`rtc_s`: how wrong the real-time clock is that the new boot begins with."""
