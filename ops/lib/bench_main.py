@@ -35,7 +35,6 @@ def main(argv: Sequence[str]) -> int:
     chosen = next(one for one in BENCHMARKS if one.name == asked.name)
     if not 0 <= asked.rounds <= 100:
         parser.error("--rounds lies between 1 and 100")
-    log.setup("bench", "ERROR")  # What is killed on purpose is said as warnings; the report alone goes to standard output.
     try:
         report = asyncio.run(chosen.run(asked.rounds or chosen.rounds))
     except IntertieError as err:
@@ -48,4 +47,5 @@ def main(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
+    log.setup("bench", "ERROR")  # What is killed on purpose is said as warnings; the report alone goes to standard output.
     sys.exit(main(sys.argv[1:]))
