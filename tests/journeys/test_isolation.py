@@ -246,21 +246,24 @@ NAMED = (
     ("GET", "/v1/jobs/{job}/result?attempt={attempt}"),
     ("POST", "/v1/jobs/{job}/cancel"),
     ("POST", "/v1/jobs/{job}/link"),
+    ("POST", "/v1/jobs/{job}/preempt"),
 )
+NO_TENANTS = ("/v1/jobs/{job}/preempt",)
+"""Nobody of a tenant may do these, to any job."""
 
 
 @pytest.mark.parametrize(("method", "path"), NAMED, ids=[f"{method} {path}" for method, path in NAMED])
 async def test_another_tenants_job_answers_exactly_as_one_that_never_was(world: World, method: str, path: str) -> None:
     """BR-146, BR-147: nothing tells that it exists, and nothing happens to it."""
     stack, held = world.stack, world.held
-    body = b"{}" if method == "POST" else None
+    body = b'{"reason": "mine now"}' if method == "POST" else None
     token = stack.user._token
     there = path.format(job=held.job, attempt=held.attempts[-1].attempt if held.attempts else mint("att"))
     never = path.format(job=mint("job"), attempt=mint("att"))
     foreign = await stack.do(lambda: answer(stack, token, method, there, body))
     unknown = await stack.do(lambda: answer(stack, token, method, never, body))
     assert foreign == unknown
-    assert foreign[0] == 404
+    assert foreign[0] == (403 if path in NO_TENANTS else 404)
     record = await stack.do(lambda: world.rival.get(f"/v1/jobs/{held.job}", JobRecord))
     assert (record.state, record.cancel_requested) == (held.state, False)
 
