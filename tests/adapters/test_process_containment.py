@@ -235,7 +235,7 @@ async def test_a_lease_that_passed_is_final_although_nobody_looked_and_it_was_re
 async def test_a_lease_that_was_renewed_in_time_holds_although_nobody_looked(plain: ProcessAdapter) -> None:
     work = attempt("until [ -e go ]; do sleep 0.05; done\n", lease_s=60)
     await plain.prepare(work, None)
-    first = lease(5)  # Long enough for a loaded machine to come to the next lines.
+    first = lease(10)  # Long enough for a loaded machine to come to the next lines.
     await plain.renew(work.id, first)
     await plain.start(work)
     who = await held_still(plain, work)
