@@ -59,6 +59,8 @@ class History:
     """Services whose store was ever put back."""
     unsaid: set[AttemptId] = field(default_factory=set)
     """Of which usage lay on a disk that was lost, and nowhere else: what they used stays incomplete, and metering says so."""
+    only_kept: dict[tuple[Lane, SiteName, JournalId, int], AttemptId] = field(default_factory=dict)
+    """Usage that lay on a disk that was lost, and that metering has: put back to before it, nobody has it any more."""
     disks_lost: set[SiteName] = field(default_factory=set)
     """Sites of which a disk was put back, copied or deleted."""
 
@@ -199,6 +201,9 @@ def _put_back(world: World, fault: Fault, stopped: list[str], raised: Callable[[
             world.wrong(text)
         world.history.restored.add(disk.service)
         disk.restore(held)
+        if disk is world.metering_disk:
+            kept = MemoryLaneTables(disk).entries
+            world.history.unsaid |= {attempt for key, attempt in world.history.only_kept.items() if key not in kept}
     raised()
     world.tell(f"{fault.who} is as it was {fault.size:.1f} s before, in epochs {[disk.service_epoch for disk, _ in image]}")
     if any(disk is world.scheduler_disk for disk, _ in image):
@@ -214,11 +219,15 @@ def _lose(world: World, host: Host) -> None:
     if not host.has_journal:
         return
     for seq, body in host.database.execute("SELECT seq, body FROM entry WHERE lane = ?", (Lane.METERING.value,)):
-        if (Lane.METERING, host.site, host.journal, seq) in kept:
-            continue
+        key = (Lane.METERING, host.site, host.journal, seq)
         said = decode(bytes(body), _METERING, what="entry")
-        if isinstance(said, SegmentClosed):
-            world.history.unsaid.add(decode(said.sealed.payload, Segment, what="segment").attempt)
+        if not isinstance(said, SegmentClosed):
+            continue
+        attempt = decode(said.sealed.payload, Segment, what="segment").attempt
+        if key in kept:
+            world.history.only_kept[key] = attempt
+        else:
+            world.history.unsaid.add(attempt)
 
 
 def _cuts(host: Host) -> set[tuple[str, str]]:
