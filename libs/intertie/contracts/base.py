@@ -48,7 +48,7 @@ class Event(Contract, frozen=True, kw_only=True):
 
     @property
     def entity(self) -> str:
-        """Id of the entity that `version` counts; the `ce-subject`."""
+        """Id of the entity that `version` counts; the `ce-subject`. Every event has its own."""
         raise NotImplementedError(type(self).__name__)
 
     @property
