@@ -107,12 +107,16 @@ class NatsConsumer:
                 await session.publish(subject, word, {})
 
     async def _run(self) -> None:
-        said = ""
+        said, loop = "", asyncio.get_running_loop()
         while not self._closed:
             session = await self._session()
+            began_s = loop.time()
             try:
                 await self._consume(session)
                 said = ""
+                if self._trouble and loop.time() - began_s < _AGAIN_S:
+                    # A cluster that has no leader yet refuses at once: asked without a rest, by every consumer, it comes to none.
+                    await asyncio.sleep(_AGAIN_S * random.uniform(0.8, 1.2))
             except Unavailable as error:
                 if error.code != said:
                     LOG.info("a consumer waits", consumer=self.spec.durable, stream=self.spec.stream, code=error.code, reason=error.text)
