@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 
-from intertie.contracts.base import Contract, Instant, Problem, Text, decode, encode, may_hold_decimal
+from intertie.contracts.base import Contract, Instant, Problem, Text, decode, encode, may_hold_decimal, place_of_nul, without_nul
 from intertie.contracts.link import Claimed, Ended, Sync
 from intertie.contracts.site import PoolProfile
 from intertie.contracts.usage import Price, Statement
@@ -53,6 +54,17 @@ def test_a_decimal_is_looked_for_wherever_one_can_be() -> None:
     assert may_hold_decimal(Price) and may_hold_decimal(Statement) and may_hold_decimal(Problem)
     assert may_hold_decimal(dict[str, list[Price | None]]) and may_hold_decimal(tuple[int, Price])
     assert not may_hold_decimal(Sync) and not may_hold_decimal(Claimed | Ended) and not may_hold_decimal(list[PoolProfile])
+
+
+def test_a_nul_is_found_and_replaced_at_any_depth() -> None:
+    """A job's script inside what a site took in, a reason inside a pause: no text of PostgreSQL holds one, and nothing else of the value changes."""
+    given: dict[str, Any] = {"plain": [Told(at=datetime(2026, 12, 1, tzinfo=UTC), text="a\x00b"), 3, None], "ke\x00y": ("x", "y\x00")}
+    assert place_of_nul(given) == "$['plain'][0].text"
+    clean = without_nul(given)
+    assert clean["plain"][0].text == "a\ufffdb" and clean["ke\ufffdy"] == ("x", "y\ufffd") and place_of_nul(clean) == ""
+    assert place_of_nul({"k\x00": 1}) and place_of_nul("\x00") == "$"
+    whole = [Told(at=datetime(2026, 12, 1, tzinfo=UTC), text="ab")]
+    assert without_nul(whole) is whole
 
 
 def test_a_field_that_is_not_known_yet_is_passed_over() -> None:

@@ -18,12 +18,13 @@ from tests.fakes.sites import World, a_site
 
 from intertie.agent.config import VERSION
 from intertie.agent.door import Door
+from intertie.cli.local_door import call
 from intertie.contracts.base import decode
 from intertie.contracts.job import Cause
 from intertie.contracts.link import Ended, Lane, OfferRefused, Started
-from intertie.contracts.local import LocalJob, LocalJobs, LocalStatus
+from intertie.contracts.local import LocalJob, LocalJobs, LocalLog, LocalPaused, LocalStatus
 from intertie.contracts.site import PoolInventory
-from intertie.errors import NotFound
+from intertie.errors import NotFound, Refused
 
 root_only = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: other users")
 
@@ -169,6 +170,31 @@ async def test_status_speaks_the_reader_s_language(house: House) -> None:
     assert "works alone since" in (await house.local("status")).stdout
     assert "自治运行" in (await house.local("status", lang="zh_CN.UTF-8")).stdout
     assert json.loads((await house.local("status", "--json")).stdout)["site"] == "lab"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "place"),
+    [
+        ("/v1/pause", {"reason": "a\x00b"}, "$.reason"),
+        ("/v1/jobs", {"name": "n\x00", "script": "true", "cwd": "/"}, "$.name"),
+        ("/v1/jobs", {"name": "n", "script": "true", "cwd": "/a\x00b"}, "$.cwd"),
+        ("/v1/jobs", {"name": "n", "script": "true", "cwd": "/", "env": {"A": "\x00"}}, "$.env['A']"),
+        ("/v1/jobs", {"name": "n", "script": "true\x00", "cwd": "/", "tenant": "acme"}, "$.script"),
+        ("/v1/jobs", {"name": "n", "script": "true", "cwd": "/", "as_user": "a\x00b"}, "$.as_user"),
+    ],
+)
+async def test_a_nul_is_refused_at_the_door_with_its_place(house: House, path: str, body: dict[str, object], place: str) -> None:
+    with pytest.raises(Refused) as refused:
+        await asyncio.to_thread(call, str(house.folder / "agent.sock"), "POST", path, LocalPaused, body)
+    assert (refused.value.code, place in refused.value.text) == ("local.nul", True)
+
+
+async def test_an_offset_that_is_no_number_of_bytes_is_refused(house: House) -> None:
+    job = await house.submit("--", "true")
+    for offset in ("%C2%B2", "9" * 5_000, "-1", "x"):
+        with pytest.raises(Refused) as refused:
+            await asyncio.to_thread(call, str(house.folder / "agent.sock"), "GET", f"/v1/jobs/{job.job}/log?offset={offset}", LocalLog)
+        assert refused.value.code == "agent.offset"
 
 
 async def test_the_owner_pauses_and_resumes_from_the_shell_in_either_language(house: House) -> None:

@@ -217,6 +217,30 @@ async def test_islanded_work_that_cannot_be_is_set_aside_and_the_next_is_taken(
     assert body.site == victim.name
 
 
+async def test_islanded_work_with_a_nul_in_its_script_is_a_job_like_any_other(hub: Hub, thief: Member) -> None:
+    """A script with its payload behind it: it ran, and is owed for. PostgreSQL's texts hold no NUL; the bytes that the site chained do."""
+    grant = await grant_of(hub, thief)
+    taken = islanded(thief, grant, spec=JobSpec(name="pay\x00load", script="#!/bin/sh\nexit 0\n\x00\x00"))
+    await until(lambda: _settled(thief), "all is interpreted")
+    assert await interpreted(thief) == 0
+    spec = (await hub.job(taken.job)).spec
+    assert (spec.name, spec.script) == ("pay\ufffdload", "#!/bin/sh\nexit 0\n\ufffd\ufffd")
+
+
+async def test_a_pause_whose_reason_holds_a_nul_is_a_pause(hub: Hub, thief: Member) -> None:
+    """The owner's right does not hang on how the reason is spelt."""
+    tongue = thief[Lane.REGISTRY]
+    tongue.add(LendingPaused(seq=tongue.next_seq, at=CLOCK.now(), paused=True, by="root", reason="a\x00b"))
+
+    async def seen() -> bool:
+        await tongue.speak()
+        site = (await hub.world.call(endpoints.SITES, SitesQuery(site=thief.name))).sites[0]
+        return bool(site.paused and site.paused_reason == "a\ufffdb")
+
+    await until(seen, "the hub shows the pause")
+    assert await interpreted(thief, Lane.REGISTRY) == 0
+
+
 async def test_the_same_islanded_work_said_a_thousand_times_is_one_job(hub: Hub, thief: Member) -> None:
     grant = await grant_of(hub, thief)
     first = islanded(thief, grant)

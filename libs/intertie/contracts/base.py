@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from decimal import Decimal
 from types import NoneType
-from typing import Annotated, Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar, cast
 
 import msgspec
 
@@ -199,3 +199,39 @@ def refuse_not_finite(value: object, what: str, place: str = "$") -> None:
     elif isinstance(value, list | tuple):
         for index, item in enumerate(value):
             refuse_not_finite(item, what, f"{place}[{index}]")
+
+
+def place_of_nul(value: object, place: str = "$") -> str:
+    """Where a text holds a NUL, at any depth (`$.spec.script`); empty if nowhere. No argument, path or PostgreSQL text holds one."""
+    if isinstance(value, str):
+        return place if "\x00" in value else ""
+    return next((found for where, part in _parts(value, place) if (found := place_of_nul(part, where))), "")
+
+
+def _parts(value: object, place: str) -> Iterator[tuple[str, object]]:
+    """What a value holds, keys included, each with its place."""
+    if isinstance(value, msgspec.Struct):
+        yield from ((f"{place}.{name}", getattr(value, name)) for name in value.__struct_fields__)
+    elif isinstance(value, Mapping):
+        for key, part in value.items():
+            where = f"{place}[{str(key)[:40]!r}]"
+            yield where, key
+            yield where, part
+    elif isinstance(value, list | tuple):
+        yield from ((f"{place}[{number}]", part) for number, part in enumerate(value))
+
+
+def without_nul(value: T) -> T:
+    """The same with U+FFFD for NUL in its texts, at any depth; the very same if there is none."""
+    cleaned: Any = value
+    if not place_of_nul(value):
+        return value
+    if isinstance(value, str):
+        cleaned = value.replace("\x00", "\ufffd")
+    elif isinstance(value, msgspec.Struct):
+        cleaned = msgspec.structs.replace(value, **{name: without_nul(getattr(value, name)) for name in value.__struct_fields__})
+    elif isinstance(value, Mapping):
+        cleaned = {without_nul(key): without_nul(part) for key, part in value.items()}
+    elif isinstance(value, list | tuple):
+        cleaned = type(value)(without_nul(part) for part in value)
+    return cast("T", cleaned)

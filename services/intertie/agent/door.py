@@ -24,7 +24,7 @@ from intertie.agent.core.model import OPEN, Attempt, State
 from intertie.agent.grants import TakenBy
 from intertie.agent.leave import Leaving
 from intertie.agent.site import Site
-from intertie.contracts.base import Problem, decode, encode
+from intertie.contracts.base import Problem, decode, encode, place_of_nul
 from intertie.contracts.job import JobSpec, Resources
 from intertie.contracts.local import (
     LentWork,
@@ -47,6 +47,8 @@ LOG = log.get("agent.door")
 REQUEST_BYTES = 1024 * 1024
 LOG_BYTES = 128 * 1024
 LISTED = 500
+# No log is longer than a 64-bit number says.
+OFFSET_DIGITS = 18
 # Of a tenant's work that names no limit: what a hub would give it.
 TENANT_WALL_S = 3_600
 GROUP = "intertie"
@@ -63,6 +65,12 @@ WORDS = {
     State.NOT_STARTED: "ended",
     State.REFUSED: "ended",
 }
+
+
+def refuse_nul(asked: object) -> None:
+    """Nothing that is asked here carries a NUL: neither an argument, a path and an account, nor what the hub is told of it."""
+    if place := place_of_nul(asked):
+        raise Refused("local.nul", f"{place} holds a NUL character", next_step="leave it out; binary content belongs into a file")
 
 
 def peer_uid(request: web.Request) -> int:
@@ -149,6 +157,8 @@ class Door:
     async def _submit(self, request: web.Request) -> web.Response:
         uid, _ = self._caller(request)
         asked = decode(await request.read(), LocalSubmit, what="local job")
+        # The owner's own script may hold what it likes; a tenant's becomes a job of the hub's, by the hub's rules.
+        refuse_nul(asked if asked.tenant is not None else msgspec.structs.replace(asked, script=""))
         if asked.as_user:
             if uid != 0:
                 raise Denied("agent.as_user", "only root may run a local job as another user")
@@ -188,7 +198,7 @@ class Door:
         uid, everyone = self._caller(request)
         job = self._site.owner.job(request.match_info["job"], uid, everyone=everyone)
         offset = request.query.get("offset", "0")
-        if not offset.isdigit():
+        if not (offset.isascii() and offset.isdigit() and len(offset) <= OFFSET_DIGITS):
             raise Refused("agent.offset", f"offset {offset[:20]!r} is not a number of bytes")
         return _json(await read_log(self._site, job, int(offset), LOG_BYTES))
 
@@ -207,6 +217,7 @@ class Door:
     async def _pause(self, request: web.Request) -> web.Response:
         by = self._owner(request)
         asked = decode(await request.read() or b"{}", LocalPause, what="pause")
+        refuse_nul(asked)
         await self._site.pause.press(until=asked.until, by=by, reason=asked.reason)
         return _json(self._site.pause.told())
 
@@ -219,6 +230,7 @@ class Door:
     async def _reclaim(self, request: web.Request) -> web.Response:
         by = self._owner(request)
         asked = decode(await request.read(), LocalReclaim, what="reclaim")
+        refuse_nul(asked)
         name = AttemptId(request.match_info["attempt"])
         return _json(lent(await self._site.pause.reclaim(name, by=by, reason=asked.reason, grace_s=asked.grace_s), self._site))
 
@@ -234,6 +246,7 @@ class Door:
     async def _leave(self, request: web.Request) -> web.Response:
         by = self._owner(request)
         asked = decode(await request.read() or b"{}", LocalLeave, what="leave")
+        refuse_nul(asked)
         return _json(await self._way_out().begin(now=asked.now, reason=asked.reason, by=by))
 
     async def _say_leaving(self, request: web.Request) -> web.Response:

@@ -53,7 +53,7 @@ def until_of(text: str, moment: datetime) -> datetime:
 @click.pass_obj
 def pause(data: str | None, until: str | None, reason: str, as_json: bool) -> None:
     """The owner's red button: nothing new is lent. Works with everything else gone; what runs goes on."""
-    end = until_of(until, now().astimezone()) if until else None
+    end = until_of(until, now().astimezone()) if until is not None else None
     told = call(find_socket(data), "POST", "/v1/pause", LocalPaused, LocalPause(until=end, reason=reason))
     if as_json:
         print_json(told)

@@ -11,6 +11,7 @@ from intertie.bus.port import Bus
 from intertie.bus.rpc import Caller, Serve
 from intertie.clock import Clock
 from intertie.contracts import endpoints
+from intertie.contracts.base import without_nul
 from intertie.contracts.endpoints import Endpoint
 from intertie.contracts.identity import AuditQuery, AuditReply
 from intertie.contracts.link import (
@@ -122,7 +123,7 @@ class Registry:
 
     async def interpret(self, entry: LaneEntry) -> None:
         """One entry of the lane, in one transaction with its mark. What a rule refuses is recorded and reported, not set aside."""
-        said: RegistryEntry = entry.read(RegistryEntry)  # type: ignore[arg-type]  # mypy knows no type[] of a union
+        said: RegistryEntry = without_nul(entry.read(RegistryEntry))  # type: ignore[arg-type]  # mypy knows no type[] of a union
         now = self.clock.now()
 
         async def mark(tx: StoreTx) -> None:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from intertie.clock import Clock
-from intertie.contracts.base import BATCH_BYTES, encode
+from intertie.contracts.base import BATCH_BYTES, encode, without_nul
 from intertie.contracts.job import Attribution
 from intertie.contracts.link import (
     AccountMapping,
@@ -46,7 +46,7 @@ from intertie.link.lost import range_lost
 from intertie.scheduler.core import ways
 from intertie.scheduler.core.grants import GRANTS_PER_SITE
 from intertie.scheduler.core.hearing import at_head
-from intertie.scheduler.core.interpret import BEFORE_A_START, UNKNOWN_ATTEMPT, Source, interpret, unknown, without_nul
+from intertie.scheduler.core.interpret import BEFORE_A_START, UNKNOWN_ATTEMPT, Source, interpret, unknown
 from intertie.scheduler.core.orders import FIRST, START_WITHIN_S, STOP_GRACE_S, Order, instruction_id, stop_words
 from intertie.scheduler.core.rows import Change, File, Ignored, line
 from intertie.scheduler.core.silence import LOST_AFTER
@@ -114,6 +114,7 @@ class SiteLane:
 
     async def interpret(self, entry: LaneEntry) -> None:
         """One entry, one transaction: its mark, its change, its events. What cannot be believed is raised, and set aside by the keeper."""
+        # Any job may print a NUL, or hold one in its script; the bytes that the site chained are kept as they came.
         said: SchedulerEntry = without_nul(entry.read(_ENTRY))
         source, now = Source(entry.site, entry.journal), self._clock.now()
         async with self._store.transaction() as tx:

@@ -237,7 +237,6 @@ def _cuts(host: Host) -> set[tuple[str, str]]:
     return set(host.database.execute("SELECT key, value FROM setting WHERE key LIKE 'cut/%'"))
 
 
-
 def restore_disk(world: World, fault: Fault) -> None:
     """The whole disk of a site's machine is put back, and the machine is started from it."""
     host, image = world.hosts[fault.who], world.images.get(fault)

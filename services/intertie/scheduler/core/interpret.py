@@ -10,8 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
-import msgspec
-
 from intertie.contracts.job import Cause, JobState
 from intertie.contracts.link import (
     AttemptEntry,
@@ -141,13 +139,6 @@ def interpret(entry: SchedulerEntry, file: File | None, source: Source, now: dat
 
 def unknown(site: SiteName, kind: type[AttemptEntry], attempt: AttemptId) -> Refused:
     return Refused(UNKNOWN_ATTEMPT, f"{site} says {kind.__name__} of attempt {attempt}, which is not known here")
-
-
-def without_nul(entry: SchedulerEntry) -> SchedulerEntry:
-    """The entry with U+FFFD for NUL in its texts: any job may print one, and PostgreSQL's texts hold every other character. The bytes that the
-    site chained are kept as they came."""
-    texts = {name: text for name in entry.__struct_fields__ if isinstance(text := getattr(entry, name), str) and "\x00" in text}
-    return msgspec.structs.replace(entry, **{name: text.replace("\x00", "\ufffd") for name, text in texts.items()})
 
 
 def unfit(entry: SchedulerEntry) -> str:
