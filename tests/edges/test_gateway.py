@@ -261,6 +261,9 @@ async def test_a_submit_is_answered_with_the_job_and_a_repeat_with_the_same(worl
     [
         ("GET", "/v1/jobs/job-1", {}, b"", 401, "http.no_token"),
         ("GET", "/v1/jobs/job-1", {"Authorization": "Bearer nope"}, b"", 401, "identity.token"),
+        ("GET", "/v1/jobs/job-1", {"Authorization": "Bearer é"}, b"", 401, "http.bad_token"),
+        ("POST", "/v1/jobs", {"Authorization": "Bearer user", "Idempotency-Key": "é"}, b"{}", 400, "http.idempotency_key"),
+        ("POST", "/v1/jobs", {"Authorization": "Bearer user", "Content-Encoding": "gzip"}, b"not gzip", 400, "http.bad_request"),
         ("GET", "/v1/jobs/other", {"Authorization": "Bearer user"}, b"", 404, "not_found"),
         ("GET", "/v1/nothing", {"Authorization": "Bearer user"}, b"", 404, "http.not_found"),
         ("DELETE", "/v1/jobs", {"Authorization": "Bearer user"}, b"", 405, "http.method"),

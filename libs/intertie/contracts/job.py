@@ -11,6 +11,9 @@ from intertie.contracts.base import Contract, Event, Instant, NonNegative, Posit
 from intertie.contracts.site import DeviceKind, TaskType
 from intertie.ids import AttemptId, DeviceId, Digest, JobId, PoolName, RoundId, SiteName, SpecId, TenantName
 
+Devices = Annotated[int, msgspec.Meta(ge=0, le=1_000_000)]
+"""Of one kind, at once; far above what any federation has, and what every table holds."""
+
 
 class JobState(StrEnum):
     """The hub's states; `intertie.lifecycle` holds the moves and the five words people see."""
@@ -340,8 +343,8 @@ class SetGrant(Contract, frozen=True, kw_only=True):
     tenant: TenantName
     site: SiteName
     kind: DeviceKind
-    devices: NonNegative
-    card_hours: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    devices: Devices
+    card_hours: Annotated[int, msgspec.Meta(ge=1, le=1_000_000_000)] | None = None
     """In all, per absence; None: no bound of its own."""
     valid_days: Annotated[int, msgspec.Meta(ge=1, le=366)] = 30
 
@@ -409,7 +412,7 @@ class SetQuota(Contract, frozen=True, kw_only=True):
     tenant: TenantName
     site: SiteName | None = None
     kind: DeviceKind
-    limit: NonNegative | None
+    limit: Devices | None
 
 
 class QuotasReply(Contract, frozen=True, kw_only=True):

@@ -11,6 +11,7 @@ from typing import TypeVar
 
 import msgspec
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from intertie.bus import rpc
 from intertie.bus.port import Bus
@@ -125,6 +126,9 @@ async def errors_and_trace(request: web.Request, handler: Handler) -> web.Stream
         return problem(err, trace_id)
     except ConnectionError:
         raise
+    except (HttpProcessingError, web.RequestPayloadError):
+        text = f"{request.method} {request.path[:200]}: the body cannot be read as its headers say"
+        return problem(Refused("http.bad_request", text), trace_id)
     except Exception as err:
         log.exception("request failed", route=route, trace=trace_id)
         return problem(err, trace_id)
@@ -152,6 +156,8 @@ class Door:
         """Who sends this request: `Authorization: Bearer <token>` for people, `Intertie-Site <JWT>` for agents."""
         scheme, _, secret = request.headers.get("Authorization", "").partition(" ")
         secret = secret.strip()
+        if not secret.isascii():
+            raise Unauthenticated("http.bad_token", "what stands in the Authorization header is no token of ours")
         if scheme.lower() == "bearer" and secret:
             return await self.of_token(secret)
         if scheme.lower() == "intertie-site" and secret:
@@ -276,8 +282,8 @@ async def read_parts(request: web.Request, who: Authenticated | None) -> Parts:
     if len(body) > BODY_BYTES:
         raise Refused("http.too_large", f"a request body may hold {BODY_BYTES} bytes", next_step="put files into the work folder")
     key = request.headers.get("Idempotency-Key", "")
-    if len(key) > 128:
-        raise Refused("http.idempotency_key", "an Idempotency-Key may have 128 characters")
+    if len(key) > 128 or not key.isascii():
+        raise Refused("http.idempotency_key", "an Idempotency-Key may have 128 characters of ASCII")
     return Parts(
         path=dict(request.match_info),
         query=dict(request.query),
