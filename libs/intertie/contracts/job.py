@@ -203,6 +203,14 @@ class AttemptRecord(Contract, frozen=True, kw_only=True):
     """It was closed as `lost`, and later evidence has said once how it ended."""
     islanded_submit: bool = False
     """Taken in by the site itself under an islanded allowance."""
+    native_state: str = ""
+    native_reason: str = ""
+    """The site's own scheduler's words, beside ours, and since when."""
+    native_at: Instant | None = None
+    site_queued_at: Instant | None = None
+    suspended_us: NonNegative = 0
+    nodes: list[str] = []
+    held_devices: list[str] = []
     version: Positive
 
 

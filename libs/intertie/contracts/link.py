@@ -120,6 +120,28 @@ class Staging(AttemptEntry, frozen=True, kw_only=True, tag="staging"):
     """The go is here; work is being fetched."""
 
 
+class SiteQueued(AttemptEntry, frozen=True, kw_only=True, tag="site_queued"):
+    """The site's own queue has it, and it waits there. Said only to a keeper of link version 3 or later."""
+
+    native_id: str
+    cluster: str = ""
+    native_state: str = ""
+    native_reason: str = ""
+    text: Text = ""
+
+
+class NativeSeen(AttemptEntry, frozen=True, kw_only=True, tag="native_seen"):
+    """What the site's own scheduler says of it has changed: its words stand beside our state, with their age. `suspended` moves it."""
+
+    native_id: str
+    native_state: str
+    native_reason: str = ""
+    suspended: bool = False
+    nodes: list[str] = []
+    restarts: NonNegative = 0
+    text: Text = ""
+
+
 class Started(AttemptEntry, frozen=True, kw_only=True, tag="started"):
     """The job's process exists. `started` is the supervisor's record just before exec."""
 
@@ -127,6 +149,10 @@ class Started(AttemptEntry, frozen=True, kw_only=True, tag="started"):
     devices: list[DeviceId]
     native_id: str
     account: str
+    nodes: list[str] = []
+    """Where it runs, if that is more than the agent's own machine."""
+    held_devices: list[str] = []
+    """The cards themselves, where `devices` are rights of a pool behind a native queue."""
     clock_offset_s: float = 0.0
     """Estimate of hub minus site wall clock that anchors this attempt, and its error."""
     clock_error_s: float = 0.0
@@ -157,6 +183,10 @@ class Ended(AttemptEntry, frozen=True, kw_only=True, tag="ended"):
     cpu_user_s: float = 0.0
     cpu_system_s: float = 0.0
     max_rss_kib: NonNegative = 0
+    native_state: str = ""
+    native_reason: str = ""
+    suspended_us: NonNegative = 0
+    """Within `ran_us`: held its place and did not run."""
 
 
 class ResultStored(AttemptEntry, frozen=True, kw_only=True, tag="result_stored"):
@@ -271,6 +301,8 @@ SchedulerEntry = (
     | OfferRefused
     | NotStarted
     | Staging
+    | SiteQueued
+    | NativeSeen
     | Started
     | Ended
     | ResultStored

@@ -113,6 +113,21 @@ class DeviceObserved(Contract, frozen=True, kw_only=True):
     state: DeviceState
 
 
+class NativeLoad(Contract, frozen=True, kw_only=True):
+    """What a site's own scheduler runs and queues that did not come through us: numbers, never names."""
+
+    running: NonNegative = 0
+    waiting: NonNegative = 0
+    devices_busy: NonNegative = 0
+    """Of the pool's kind."""
+    observed_at: Instant | None = None
+    """The site's wall clock."""
+    every_s: float = 0.0
+    """Seconds between looks, as the owner set them or the scheduler's slowness made them; 0: not a native queue."""
+    rpc_per_minute: float = 0.0
+    """What looking costs the site's scheduler."""
+
+
 class PoolInventory(Contract, frozen=True, kw_only=True):
     """A pool as the site sees it."""
 
@@ -123,6 +138,9 @@ class PoolInventory(Contract, frozen=True, kw_only=True):
     accepting: bool = True
     """False while the owner has paused lending."""
     paused_until: Instant | None = None
+    native: NativeLoad | None = None
+    """Of a pool behind a queue of the site's own. Its devices are then rights to queue for one card each (`lent-N`), not cards: which card a job
+    holds is said when it starts. Cards in other hands, or on nodes that are down, make so many of them `foreign` or `lost`."""
 
 
 class PoolRecord(Contract, frozen=True, kw_only=True):

@@ -2,20 +2,26 @@
 
 Everything is named by the attempt, every verb may be repeated, and an adapter keeps what it knows where it survives the agent. An adapter
 that passes `tests/adapters/test_adapter_port.py` can run a site.
+
+A site with a queue of its own (Slurm, Kubernetes) has a narrower port, `Cluster`: five verbs and its accounting; `tests/adapters/test_cluster_port.py`
+is its suite, and one adapter over it is all that the agent sees.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
 from enum import StrEnum
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Protocol
 
 from intertie.agent.core.attempts import Exit
 from intertie.agent.core.leases import Deadline
 from intertie.agent.core.model import Attempt, StartedRecord
 from intertie.contracts.job import ResultRef
-from intertie.ids import AttemptId
+from intertie.contracts.site import Device, DeviceState, NativeLoad
+from intertie.ids import AttemptId, DeviceId
 
 
 class Presence(StrEnum):
@@ -117,4 +123,194 @@ class Adapter(Protocol):
 
     def roots(self) -> dict[int, AttemptId]:
         """Pids below which every process is ours."""
+        ...
+
+
+# --- a site's own queue ------------------------------------------------------------------------------------------------------------------
+
+
+class NativePhase(StrEnum):
+    """Where a native job is, in our words; its own word stands beside. What is in no table is `unknown`, never an end."""
+
+    QUEUED = "queued"
+    STARTING = "starting"
+    """It has its nodes and they are being made ready."""
+    RUNNING = "running"
+    SUSPENDED = "suspended"
+    FINISHING = "finishing"
+    """Its own end has come, its nodes are not free yet."""
+    ENDED = "ended"
+    UNKNOWN = "unknown"
+
+
+class NativeOutcome(StrEnum):
+    """How a native job ended, as its own scheduler tells it."""
+
+    EXITED = "exited"
+    SIGNALLED = "signalled"
+    OUT_OF_MEMORY = "out_of_memory"
+    WALL_LIMIT = "wall_limit"
+    CANCELLED = "cancelled"
+    PREEMPTED = "preempted"
+    NODE_FAILED = "node_failed"
+    LAUNCH_FAILED = "launch_failed"
+    """The site could not start it (image, prolog, node): no fault of the job unless `text` says so."""
+    NEVER_STARTED = "never_started"
+    """Dropped from the queue before it ran (deadline, dependency, cancelled while it waited)."""
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class NativeEnd:
+    """`code` 0–255 and `signal` are the job's own; None where nobody knows them."""
+
+    outcome: NativeOutcome
+    code: int | None = None
+    signal: int | None = None
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class NativeWork:
+    """One submit. Its tag is the attempt (with generation and epoch): looked for before any retry, since a submit that timed out was often taken."""
+
+    attempt: Attempt
+    folder: PurePath
+    """The job's folder as the nodes see it; `start.sh` in it is the start stub, which refuses what is too late or begun already."""
+    start_by: datetime
+    """Site's wall clock: if it has not begun by then, the queue itself drops it."""
+    grace_s: int = 10
+
+
+@dataclass(frozen=True, slots=True)
+class NativeJob:
+    """A native job that carries our tag. Ids are reused by real schedulers: (cluster, id, submitted) names it, and the tag says whose it is."""
+
+    tag: AttemptId
+    cluster: str
+    native_id: str
+    phase: NativePhase
+    state: str
+    """The scheduler's own word, as it was printed."""
+    reason: str = ""
+    """Its own word for why it waits or ended."""
+    generation: int = 0
+    submitted: datetime | None = None
+    started: datetime | None = None
+    ended: datetime | None = None
+    """The site's clocks, which are not ours."""
+    suspended_us: int = 0
+    restarts: int = 0
+    nodes: tuple[str, ...] = ()
+    devices: tuple[DeviceId, ...] = ()
+    end: NativeEnd | None = None
+    """Set with `ENDED` alone."""
+    warning: str = ""
+    """An unknown word, a figure that does not parse: told to the owner once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """One bulk look. A tag that is missing says nothing if the look was not `complete`, and even then only that this look does not show it:
+    whether it has ended is asked of the accounting."""
+
+    jobs: Mapping[AttemptId, NativeJob]
+    at: datetime
+    """The site's wall clock."""
+    complete: bool
+    why: str = ""
+    """Why it is not complete."""
+
+
+@dataclass(frozen=True, slots=True)
+class NativeNode:
+    """A node as its scheduler sees it. `usable` false: drained, down, reserved, not responding; its devices leave the inventory at once."""
+
+    name: str
+    usable: bool
+    state: str
+    reason: str = ""
+    devices: int = 0
+    """Of `model`, or slots."""
+    busy: int = 0
+    model: str = ""
+    memory_mib: int = 0
+    """Of one device; 0: not known here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """What the cluster is now. `load` counts what did not come through us: numbers, no names."""
+
+    cluster: str
+    version: str
+    at: datetime
+    nodes: tuple[NativeNode, ...]
+    load: NativeLoad
+    queues: tuple[str, ...] = ()
+    """Partitions, or queue names."""
+    warnings: tuple[str, ...] = ()
+    device_states: Mapping[DeviceId, DeviceState] = field(default_factory=dict)
+    """Only where single devices can be told apart."""
+    devices: tuple[Device, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Accounted:
+    """One run as the site's own accounting recorded it: the third book. Whole seconds are what most keep; `resolution_us` says so."""
+
+    native_id: str
+    cluster: str
+    state: str
+    tag: AttemptId | None
+    submitted: datetime | None
+    started: datetime | None
+    ended: datetime | None
+    elapsed_us: int | None
+    suspended_us: int = 0
+    resolution_us: int = 1_000_000
+    devices: int | None = None
+    """None: not recorded there. Never 0 for want of a figure."""
+    model: str = ""
+    user: str = ""
+    nodes: tuple[str, ...] = ()
+    restarts: int = 0
+    end: NativeEnd | None = None
+
+
+class Cluster(Protocol):
+    """A site's own scheduler, reached by its own means and rights. Every verb may be repeated.
+
+    Errors: `Refused` (it will never take this), `Unavailable` (not now, or nobody knows whether it took it).
+    """
+
+    @property
+    def name(self) -> str:
+        """The cluster's own name; native ids mean nothing without it."""
+        ...
+
+    def may_run_as(self, account: str) -> str:
+        """Empty if work may be submitted as this mapped account or namespace, else why not."""
+        ...
+
+    async def describe(self) -> Described: ...
+
+    async def submit(self, work: NativeWork) -> NativeJob:
+        """Submit once: the tag is looked for first, whatever became of an earlier try."""
+        ...
+
+    async def status(self, tags: Collection[AttemptId]) -> Listing:
+        """All of them in one question to the scheduler (a second one to its accounting, for those that have left the queue)."""
+        ...
+
+    async def cancel(self, tag: AttemptId, grace_s: int) -> None:
+        """Ask for its end, started or not; harmless if it is over. What cannot be ended is seen by `status`, not here."""
+        ...
+
+    async def logs(self, tag: AttemptId, offset: int, limit: int) -> Chunk:
+        """Bytes from an offset, however large the log is; what is no text stays what it is."""
+        ...
+
+    async def accounting(self, start: datetime, end: datetime) -> Sequence[Accounted]:
+        """Runs that overlap [start, end), ours and, without tag, those of the mapped accounts that did not come through us."""
         ...

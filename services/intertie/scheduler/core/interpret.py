@@ -19,11 +19,13 @@ from intertie.contracts.link import (
     IslandedSubmit,
     JournalOpened,
     LostRange,
+    NativeSeen,
     NotStarted,
     OfferRefused,
     ResultStored,
     SchedulerEntry,
     SettingsApplied,
+    SiteQueued,
     Staging,
     Started,
     StopAnswered,
@@ -135,6 +137,8 @@ def interpret(entry: SchedulerEntry, file: File | None, source: Source, now: dat
             return _stop_answered(telling, entry)
         case IslandedSubmit():
             return Ignored("the work was taken up already")
+        case SiteQueued() | NativeSeen():
+            return Ignored("nothing is made of it yet")
 
 
 def unknown(site: SiteName, kind: type[AttemptEntry], attempt: AttemptId) -> Refused:
