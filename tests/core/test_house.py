@@ -130,7 +130,7 @@ def test_everything_installed_is_locked_with_its_hash() -> None:
 EXTRAS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("lane", "observe", "planner", "store"), ("hub",)),
     **dict.fromkeys(("gateway", "identity", "incident", "metering", "registry", "scheduler"), ("hub",)),
-    "agent": ("agent",),
+    "agent": ("agent", "agent-kubernetes"),
     "embedded": ("embedded",),
 }
 # Tried, and done without: metrics and traces are the hub's, and their library is the agent's too.
@@ -181,7 +181,7 @@ def test_a_room_imports_only_what_its_extra_declares(room: Path) -> None:
     assert not undeclared(used, *EXTRAS.get(room.name, ()))
 
 
-@pytest.mark.parametrize(("start", "extras"), [("intertie.cli", ()), ("intertie.agent", ("agent",))])
+@pytest.mark.parametrize(("start", "extras"), [("intertie.cli", ()), ("intertie.agent", ("agent", "agent-kubernetes"))])
 def test_the_command_line_and_the_agent_run_without_the_hubs_packages(start: str, extras: tuple[str, ...]) -> None:
     """All that can be reached from any of their files, also inside a function."""
     todo = [f"{start}.{path.stem}" for path in (ROOT / "services" / start.replace(".", "/")).rglob("*.py")]
