@@ -12,6 +12,7 @@ from typing import Annotated
 import msgspec
 
 from intertie.contracts.base import PREFIX, Contract, Instant, NonNegative, Positive, Text
+from intertie.contracts.call_offerings import OfferingTold
 from intertie.contracts.drill import DrillConsent, DrillSignature, SiteDrill
 from intertie.contracts.job import Attribution, Cause, JobSpec, ResultRef
 from intertie.contracts.site import DeviceKind, PoolInventory, PoolProfile
@@ -158,6 +159,20 @@ class Started(AttemptEntry, frozen=True, kw_only=True, tag="started"):
     clock_error_s: float = 0.0
 
 
+class ExitSeen(Contract, frozen=True, kw_only=True):
+    """How work ended, as what ran it saw it: a node says it to its head, which judges the end. A site says its judgement to the hub."""
+
+    certain: bool
+    stopped_for: str = ""
+    """`asked`, `wall_limit`, `lease_ended`; empty: nobody stopped it."""
+    left_behind: NonNegative = 0
+    refused_errno: int | None = None
+    refused_file: str = ""
+    refused_text: str = ""
+    rebooted: bool = False
+    out_of_memory: bool = False
+
+
 class Ended(AttemptEntry, frozen=True, kw_only=True, tag="ended"):
     """Every process of the attempt was seen gone. Carries the counts that make its metering complete."""
 
@@ -187,6 +202,8 @@ class Ended(AttemptEntry, frozen=True, kw_only=True, tag="ended"):
     native_reason: str = ""
     suspended_us: NonNegative = 0
     """Within `ran_us`: held its place and did not run."""
+    seen: ExitSeen | None = None
+    """Between the node and the head of a pool of machines alone."""
 
 
 class ResultStored(AttemptEntry, frozen=True, kw_only=True, tag="result_stored"):
@@ -331,7 +348,14 @@ class PeriodClosed(EntryBase, frozen=True, kw_only=True, tag="period_closed"):
     """A `contracts.usage.PeriodCount`, under the site's key."""
 
 
-MeteringEntry = SegmentClosed | PeriodClosed | JournalOpened | LostRange
+class CallClosed(EntryBase, frozen=True, kw_only=True, tag="call"):
+    """One call of an offering is over: `sealed.payload` is a `contracts.calls.CallRecord`, signed with the site's key. Said only to a keeper of
+    link version 3 or later."""
+
+    sealed: Sealed
+
+
+MeteringEntry = SegmentClosed | PeriodClosed | CallClosed | JournalOpened | LostRange
 
 
 class Inventory(EntryBase, frozen=True, kw_only=True, tag="inventory"):
@@ -387,8 +411,15 @@ class DrillReported(EntryBase, frozen=True, kw_only=True, tag="drill_reported"):
     signature: DrillSignature
 
 
+class OfferingsTold(EntryBase, frozen=True, kw_only=True, tag="offerings"):
+    """All call offerings of the site as they are now: one that is not among them is offered no more. Said only to a keeper of link version 3 or
+    later."""
+
+    offerings: list[OfferingTold]
+
+
 RegistryEntry = (
-    Inventory | ProfileDeclared | LendingPaused | SiteCondition | JournalOpened | LostRange | DrillConsented | DrillRefused | DrillReported
+    OfferingsTold | Inventory | ProfileDeclared | LendingPaused | SiteCondition | JournalOpened | LostRange | DrillConsented | DrillRefused | DrillReported
 )
 
 
@@ -602,6 +633,8 @@ class Synced(Contract, frozen=True, kw_only=True):
     more: bool = False
     lease_s: NonNegative = 0
     """Scheduler lane only: `rerun` work of this site may run on for this long, counted from the sending of the sync that this answers."""
+    leases_ms: dict[AttemptId, NonNegative] = {}
+    """Of single attempts, in milliseconds from the same sending: a head gives its nodes what is left of what the hub gave."""
     epoch: NonNegative
     settings: Sealed | None = None
     """Sent when the site's revision is older."""

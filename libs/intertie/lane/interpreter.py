@@ -16,7 +16,7 @@ from intertie.contracts.incident import ReportIncident, Severity
 from intertie.contracts.link import Lane
 from intertie.errors import IntertieError, Refused, Stale, Unavailable
 from intertie.ids import SiteName
-from intertie.lane.tables import LaneEntry, LaneTables
+from intertie.lane.ports import KeeperTables, LaneEntry
 from intertie.observe import log
 from intertie.observe.metrics import Counter
 
@@ -59,7 +59,7 @@ class _Site:
 class Interpreter:
     """`kick` a site after its entries were committed; `run` in the service's task group, it also finds what was left open."""
 
-    def __init__(self, lane: Lane, tables: LaneTables, interpret: Interpret, *, late: Callable[[SiteName], Awaitable[None]]) -> None:
+    def __init__(self, lane: Lane, tables: KeeperTables, interpret: Interpret, *, late: Callable[[SiteName], Awaitable[None]]) -> None:
         """`late(site)` is called when a site is caught up after somebody went without waiting for it."""
         self._lane, self._tables, self._interpret, self._late = lane, tables, interpret, late
         self._sites: dict[SiteName, _Site] = {}

@@ -40,9 +40,9 @@ from intertie.contracts.link import (
     sync_subject,
 )
 from intertie.errors import IntertieError, Refused, Stale, Unavailable
-from intertie.ids import SiteName, speaker
+from intertie.ids import AttemptId, SiteName, speaker
 from intertie.lane.interpreter import Interpret, Interpreter, storable
-from intertie.lane.tables import LaneTables
+from intertie.lane.ports import KeeperTables
 from intertie.link.clocks import TRY_S
 from intertie.link.journal import InstructionMark, mark_of
 from intertie.link.keeper import HEARD, NewEntry, SiteRow, Verdict, beat, check, judge, wanted_digest, wanted_ends
@@ -117,6 +117,9 @@ UNKNOWN_TO_1 = {LaneState.CONTESTED: LaneState.SUPERSEDED}
 Lease = Callable[[SiteRow], int]
 """Seconds for which `rerun` work of this site may run on; 0: no lease."""
 
+Leases = Callable[[SiteName], Mapping[AttemptId, int]]
+"""Milliseconds that are left of single attempts' leases, where they are not the site's."""
+
 Instructions = Callable[[SiteName, InstructionMark], Awaitable[Sequence[Instruction]]]
 """Every instruction of the site that has no answer entry yet, in order of number; the mark is the highest that the site has stored."""
 SettingsFor = Callable[[SiteName, int], Awaitable[Settings | None]]
@@ -174,7 +177,7 @@ class LaneKeeper:
         self,
         bus: Bus,
         lane: Lane,
-        tables: LaneTables,
+        tables: KeeperTables,
         clock: Clock,
         *,
         interpret: Interpret,
@@ -184,6 +187,7 @@ class LaneKeeper:
         quiet: Quiet | None = None,
         epoch: Callable[[], int] = lambda: 1,
         lease_s: int | Lease = 0,
+        leases: Leases | None = None,
         single: bool = True,
     ) -> None:
         """`single`: this hub declares `durability: single`, a commit is all the safety there is; else `safe_through` stays where it is. Without
@@ -192,6 +196,7 @@ class LaneKeeper:
         self._instructions, self._settings, self._on_heard, self._quiet = instructions, settings, on_heard, quiet
         self._epoch, self._single = epoch, single
         self._lease: Lease = lease_s if callable(lease_s) else lambda _row: lease_s
+        self._leases = leases
         self._interpreter = Interpreter(lane, tables, interpret, late=self.nudge)
         self._waiting: dict[SiteName, _Waiting] = {}
         self._rows: dict[SiteName, tuple[SiteRow, float]] = {}
@@ -545,6 +550,7 @@ class LaneKeeper:
                 instructions=list(instructions),
                 more=more,
                 lease_s=self._lease(row) if verdict.state is LaneState.OK and row is not None and sync.v > 1 else 0,
+                leases_ms=dict(self._leases(sync.site)) if self._leases is not None and verdict.state is LaneState.OK else {},
                 epoch=self._epoch(),
                 settings=settings.sealed if settings else None,
                 settings_revision=settings.revision if settings else 0,
