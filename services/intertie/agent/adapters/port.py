@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 from pathlib import Path, PurePath
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from intertie.agent.core.attempts import Exit
 from intertie.agent.core.leases import Deadline
@@ -123,6 +123,43 @@ class Adapter(Protocol):
 
     def roots(self) -> dict[int, AttemptId]:
         """Pids below which every process is ours."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Queued:
+    """The site's own queue has it."""
+
+    native_id: str
+    cluster: str
+    state: str = ""
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class NativeWords:
+    """What the site's own scheduler says of one attempt, in its own words. A change of any of them is worth an entry."""
+
+    native_id: str
+    state: str
+    reason: str = ""
+    suspended: bool = False
+    nodes: tuple[str, ...] = ()
+    restarts: int = 0
+    text: str = ""
+    """What is out of the ordinary, said by us: since when nobody knows of it, or since when it is being stopped."""
+
+
+@runtime_checkable
+class NativeQueue(Protocol):
+    """An `Adapter` whose work waits in a queue of the site's own: what a course asks of it beside the rest."""
+
+    async def enqueue(self, attempt: Attempt) -> Queued | Exit:
+        """Into the site's queue, once; the same answer when asked again. `Exit`: it never will be. Comes before `start`, which then waits."""
+        ...
+
+    async def words(self, attempt: AttemptId, before: NativeWords | None) -> NativeWords:
+        """Wait until the scheduler says something else of it than `before`; not oftener than the owner's interval."""
         ...
 
 
