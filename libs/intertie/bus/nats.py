@@ -20,6 +20,7 @@ from intertie.bus import jetstream, serving
 from intertie.bus.nats_consumer import NatsConsumer
 from intertie.bus.nats_session import NO_HEADERS, Credentials, NotConnected, Session, expiry_s, login_of, message_of, order
 from intertie.bus.port import Appended, ConsumerSpec, Dead, Handler, Message, StreamSpec, StreamState, Subscription
+from intertie.bus.proxy import STRAIGHT, Way
 from intertie.bus.subjects import check, lowered, matches, plain
 from intertie.bus.workers import put_down
 from intertie.errors import IntertieError, Unavailable
@@ -81,12 +82,15 @@ class _Listening:
 class NatsBus:
     """Make it with `connect`."""
 
-    def __init__(self, servers: Sequence[str], name: str, credentials: Credentials, tls: ssl.SSLContext | None) -> None:
+    def __init__(
+        self, servers: Sequence[str], name: str, credentials: Credentials, tls: ssl.SSLContext | None, way: Way = STRAIGHT
+    ) -> None:
         assert servers, "a bus without an address"
         self._servers = servers
         self._name = name
         self._credentials = credentials
         self._tls = tls
+        self._way = way
         self._session: Session | None = None
         self._came = asyncio.Event()
         self._why = "not tried yet"
@@ -108,13 +112,16 @@ class NatsBus:
         name: str,
         credentials: Credentials = None,
         tls: ssl.SSLContext | None = None,
+        way: Way = STRAIGHT,
         wait: bool = True,
         timeout_s: float = 5.0,
     ) -> NatsBus:
         """A bus that stays connected by itself. With `wait` (a hub service) `Unavailable` if nothing answers within `timeout_s`; without (an
         agent, which boots islanded) it returns at once and connects when it can: subscriptions made meanwhile begin then.
+
+        servers: `nats://`, `tls://`, `ws://` or `wss://`, each tried in turn. way: the proxy that leads there, if one does.
         """
-        bus = cls([servers] if isinstance(servers, str) else list(servers), name, credentials, tls)
+        bus = cls([servers] if isinstance(servers, str) else list(servers), name, credentials, tls, way)
         bus._supervisor = asyncio.get_running_loop().create_task(bus._supervise(), name="bus")
         if wait:
             try:
@@ -163,7 +170,7 @@ class NatsBus:
 
     async def _begin(self, attempt: int) -> Session:
         """A session with every subscription on it; only then does the bus count as connected."""
-        session = await Session.open(order(self._servers, attempt), self._name, self._credentials, self._tls)
+        session = await Session.open(order(self._servers, attempt), self._name, self._credentials, self._tls, self._way)
         try:
             attached: set[_Listening] = set()
             # Again for those that came meanwhile; nothing is awaited between the last look and the session's taking office.

@@ -21,7 +21,9 @@ import nats.errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
+from intertie.bus.nats_wire import WebSocket, wire_for
 from intertie.bus.port import Message
+from intertie.bus.proxy import STRAIGHT, Way
 from intertie.bus.subjects import lowered, refuse_large, wire_name
 from intertie.clock import SystemClock
 from intertie.errors import IntertieError, Refused, Unavailable
@@ -99,7 +101,7 @@ class Session:
         self._count = 0
 
     @classmethod
-    async def open(cls, url: str, name: str, credentials: Credentials, tls: ssl.SSLContext | None) -> Session:
+    async def open(cls, url: str, name: str, credentials: Credentials, tls: ssl.SSLContext | None, way: Way = STRAIGHT) -> Session:
         """Connect to one server, or `NotConnected` with the reason."""
         options: dict[str, object] = {}
         try:
@@ -108,6 +110,10 @@ class Session:
         except IntertieError as error:
             raise NotConnected(url, f"credentials: {error.text}") from error
         session = cls(url, inbox)
+        try:
+            session.client._transport = wire_for(url, tls, way.through(url))
+        except (ValueError, Refused) as error:
+            raise NotConnected(url, _text(error)) from error
         if login is not None:
             options["user_jwt_cb"], options["signature_cb"] = login.jwt, login.signature
         if tls is not None:
@@ -290,7 +296,12 @@ class Session:
             async with asyncio.timeout(1.0):
                 await self.client.close()
         # nats-py waits for its write buffer to drain, for ever on a link that is silently cut.
-        writer = getattr(self.client._transport, "_io_writer", None)
+        wire = self.client._transport
+        if isinstance(wire, WebSocket):
+            with suppress(OSError, TimeoutError):
+                async with asyncio.timeout(1.0):
+                    await wire.abort()
+        writer = getattr(wire, "_io_writer", None)
         if writer is not None:
             writer.transport.abort()
 
