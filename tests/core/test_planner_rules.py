@@ -18,6 +18,7 @@ from intertie.planner import (
     Avoided,
     Budget,
     DeviceView,
+    Down,
     Holding,
     PoolView,
     QueuedJob,
@@ -112,6 +113,10 @@ def budget(amount: str, committed: str = "0", valid_until: datetime | None = Non
     return (Budget(ACME, "CNY", Decimal(amount), valid_until, Decimal(committed)),)
 
 
+def down(start_min: int, end_min: int) -> Down:
+    return Down(NOW + timedelta(minutes=start_min), NOW + timedelta(minutes=end_min), "new switches")
+
+
 LATER = NOW + timedelta(seconds=30)
 FREE, FOREIGN, LOST, OURS = DeviceState.FREE, DeviceState.FOREIGN, DeviceState.LOST, DeviceState.OURS
 
@@ -126,6 +131,8 @@ ROWS: list[tuple[str, WaitReason, Callable[[], Snapshot], str, str]] = [
         "managed",
         "service",
     ),
+    # FEATURES 2: what was decided and what the owner declares must agree before anything new begins
+    ("access_mode", WaitReason.NO_SITE_FITS, lambda: snapshot(pools=(pool(mode=None),)), "managed", "service and managed"),
     ("closed", WaitReason.NO_SITE_FITS, lambda: snapshot(pools=(pool(phase=Phase.CLOSED),)), "an open phase", "closed"),
     ("task_type", WaitReason.NO_SITE_FITS, lambda: snapshot(job(task_type=TaskType.INFERENCE)), "inference", "batch, train"),
     (
@@ -163,6 +170,13 @@ ROWS: list[tuple[str, WaitReason, Callable[[], Snapshot], str, str]] = [
     ("self_stop", WaitReason.NO_SITE_FITS, lambda: snapshot(job(rerun=True)), "supervisors that stop it", "none"),
     ("mapping", WaitReason.NO_MAPPING, lambda: snapshot(mappings=()), "a mapping", "none"),
     ("mapping", WaitReason.NO_MAPPING, lambda: snapshot(pools=(pool(single_user=True, owner_tenant="lab"),)), "acme", "lab"),
+    (
+        "phase_tenants",
+        WaitReason.NO_MAPPING,
+        lambda: snapshot(pools=(pool(phase=Phase.PILOT, tenants=("lab",)),)),
+        "acme",
+        "not named for it",
+    ),
     ("quota", WaitReason.QUOTA, lambda: snapshot(quotas=(QuotaRecord(tenant=ACME, site=None, kind=DeviceKind.GPU, limit=1),)), "2", "1"),
     # BR-071: a quota cut below its use kills nothing and admits nothing
     (
@@ -199,7 +213,11 @@ ROWS: list[tuple[str, WaitReason, Callable[[], Snapshot], str, str]] = [
     ("stale", WaitReason.SITES_SILENT, lambda: snapshot(pools=(pool(freshness=Freshness.UNKNOWN, last_heard=None),)), "fresh", "unknown"),
     ("unheard", WaitReason.SITES_SILENT, lambda: snapshot(pools=(pool(heard=False),)), "an answered sync", "silence"),
     ("catching_up", WaitReason.SITES_SILENT, lambda: snapshot(pools=(pool(caught_up=False),)), "its lane at head", "catching up"),
+    ("candidate", WaitReason.CORDONED, lambda: snapshot(pools=(pool(phase=Phase.CANDIDATE),)), "pilot", "candidate"),
     ("suspended", WaitReason.CORDONED, lambda: snapshot(pools=(pool(phase=Phase.SUSPENDED),)), "a working phase", "suspended"),
+    # FEATURES 24: an hour of wall time does not fit before a window that opens in half an hour, nor into one that is open
+    ("downtime", WaitReason.CORDONED, lambda: snapshot(pools=(pool(downtimes=(down(30, 90),)),)), "3600 s", "1800 s"),
+    ("downtime", WaitReason.CORDONED, lambda: snapshot(pools=(pool(downtimes=(down(-10, 90),)),)), "3600 s", "0 s"),
     ("cordoned", WaitReason.CORDONED, lambda: snapshot(pools=(pool(cordoned=True, cordon_reason="disk"),)), "open", "cordoned"),
     ("cordoned", WaitReason.CORDONED, lambda: snapshot(pools=(pool(draining=True),)), "open", "draining"),
     ("paused", WaitReason.CORDONED, lambda: snapshot(pools=(pool(paused=True, pause_told=": exams"),)), "lending", "paused"),
@@ -263,6 +281,29 @@ def test_what_lasts_stands_before_what_passes() -> None:
 def test_the_ladder_climbs_in_the_order_of_the_wait_reasons() -> None:
     rungs = [list(WaitReason).index(rule.reason) for rule in RULES]
     assert rungs == sorted(rungs)
+
+
+@pytest.mark.parametrize(
+    "open_pool",
+    [
+        pool(downtimes=(down(60, 90),)),
+        pool(downtimes=(down(-90, -1),)),
+        pool(phase=Phase.PILOT, tenants=(ACME,)),
+        pool(phase=Phase.PRODUCTION, tenants=("lab",)),
+    ],
+)
+def test_a_downtime_that_is_over_or_begins_after_its_end_and_a_list_it_stands_on_keep_no_job_away(open_pool: PoolView) -> None:
+    given = snapshot(pools=(open_pool,))
+    found = plan(given, NOW)
+    assert len(found.decisions) == 1 and objections(found, given, NOW) == []
+
+
+@pytest.mark.parametrize(
+    "shut", [pool(downtimes=(down(30, 90),)), pool(phase=Phase.CANDIDATE), pool(mode=None), pool(phase=Phase.PILOT, tenants=("lab",))]
+)
+def test_the_second_look_objects_to_a_placement_against_phase_mode_or_downtime(shut: PoolView) -> None:
+    made = plan(snapshot(), NOW)
+    assert objections(made, snapshot(pools=(shut,)), NOW)
 
 
 def test_a_job_is_placed_where_nothing_rejects_it() -> None:

@@ -22,6 +22,10 @@ site.register      .  .  .  .  .  a  .
 site.invite        a  .  .  .  .  .  .
 site.revoke        a  .  .  .  .  .  .
 site.cordon        a  .  .  s  .  .  .
+pool.mode          a  .  .  s  .  .  .
+pool.phase         a  .  .  s  .  .  .
+pool.downtime      a  .  .  s  .  .  .
+pool.history       a  .  .  s  a  a  .
 audit.read         a  .  .  .  a  .  .
 audit.anchor       .  .  .  .  .  a  .
 drill.start        a  .  .  s  .  .  .

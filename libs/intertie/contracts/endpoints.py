@@ -11,11 +11,14 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from intertie.contracts import audit as a
+from intertie.contracts import call_offerings as co
+from intertie.contracts import calls as c
 from intertie.contracts import drill as d
 from intertie.contracts import identity as i
 from intertie.contracts import incident as n
 from intertie.contracts import job as j
 from intertie.contracts import link as k
+from intertie.contracts import modes as m
 from intertie.contracts import quarantine as q
 from intertie.contracts import site as s
 from intertie.contracts import usage as u
@@ -52,6 +55,12 @@ CONSENT_DRILL = Endpoint("cmd", "registry", "consent_drill", d.ConsentDrill, d.D
 DRILLS = Endpoint("qry", "registry", "drills", d.DrillsQuery, d.DrillsReply, "drill.read")
 DRILL_EVIDENCE = Endpoint("qry", "registry", "drill_evidence", d.DrillQuery, d.DrillEvidence, "drill.read")
 SIGN_DRILL = Endpoint("cmd", "registry", "sign_drill", d.SignDrill, d.DrillEvidence, "drill.start")
+DECIDE_MODE = Endpoint("cmd", "registry", "decide_mode", m.DecideMode, s.PoolRecord, "pool.mode")
+MOVE_PHASE = Endpoint("cmd", "registry", "move_phase", m.MovePhase, s.PoolRecord, "pool.phase")
+DECLARE_DOWNTIME = Endpoint("cmd", "registry", "declare_downtime", m.DeclareDowntime, s.PoolRecord, "pool.downtime")
+REMOVE_DOWNTIME = Endpoint("cmd", "registry", "remove_downtime", m.RemoveDowntime, s.PoolRecord, "pool.downtime")
+POOL_HISTORY = Endpoint("qry", "registry", "pool_history", m.PoolQuery, m.PoolHistory, "pool.history")
+CALL_OFFERINGS = Endpoint("qry", "registry", "call_offerings", co.OfferingsQuery, co.OfferingsReply, "offering.read")
 REGISTRY_AUDIT = Endpoint("qry", "registry", "audit", i.AuditQuery, i.AuditReply, "audit.read")
 REGISTRY_QUARANTINE = Endpoint("qry", "registry", "quarantine", q.QuarantineQuery, q.QuarantineReply, "quarantine.read")
 REGISTRY_REINTERPRET = Endpoint("cmd", "registry", "reinterpret", q.Reinterpret, q.Reinterpreted, "quarantine.retry")
@@ -81,6 +90,9 @@ AGREE_SPEC = Endpoint("cmd", "metering", "agree_spec", u.AgreeSpec, u.MeterSpec,
 SPECS = Endpoint("qry", "metering", "specs", u.SpecsQuery, u.SpecsReply, "spec.read")
 STATEMENT = Endpoint("qry", "metering", "statement", u.StatementQuery, u.Statement, "statement.read")
 BOOKS = Endpoint("qry", "metering", "books", u.BookQuery, u.BooksReply, "statement.read")
+CALLS = Endpoint("qry", "metering", "calls", c.CallsQuery, c.CallsReply, "call.read")
+CALL_ATTAINMENT = Endpoint("qry", "metering", "call_attainment", c.AttainmentQuery, c.Attainment, "offering.read")
+CALLS_SEEN = Endpoint("cmd", "metering", "calls_seen", c.CallsSeen, c.CallsTaken, "call.seen")
 SET_ALLOWANCE = Endpoint("cmd", "metering", "set_allowance", u.SetAllowance, u.Allowance, "allowance.set")
 METERING_SNAPSHOT = Endpoint("qry", "metering", "snapshot", Empty, u.MeteringSnapshotReply, "service.snapshot")
 LEDGER_CHECK = Endpoint("qry", "metering", "check", Empty, u.LedgerCheck, "ledger.check")

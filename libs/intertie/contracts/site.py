@@ -8,7 +8,8 @@ from typing import Annotated, ClassVar
 import msgspec
 
 from intertie.contracts.base import Contract, Event, Instant, NonNegative, Positive, Text
-from intertie.ids import DeviceId, PoolName, SiteName
+from intertie.contracts.facts import SiteFacts
+from intertie.ids import DeviceId, PoolName, SiteName, TenantName
 
 
 class SiteKind(StrEnum):
@@ -90,6 +91,8 @@ class PoolProfile(Contract, frozen=True, kw_only=True):
     task_types: Annotated[list[TaskType], msgspec.Meta(min_length=1)]
     lendable: Lendable
     storage: str = ""
+    devices: list[DeviceId] = []
+    """The cards of this pool by UUID, where the site has several pools of one model; empty: those of its model."""
     revision: NonNegative = 0
     declared_by: str = ""
 
@@ -141,6 +144,44 @@ class PoolInventory(Contract, frozen=True, kw_only=True):
     native: NativeLoad | None = None
     """Of a pool behind a queue of the site's own. Its devices are then rights to queue for one card each (`lent-N`), not cards: which card a job
     holds is said when it starts. Cards in other hands, or on nodes that are down, make so many of them `foreign` or `lost`."""
+    facts: SiteFacts | None = None
+    """What a script would find here, as far as the owner or the site's own tools tell it; None: nothing is told."""
+
+
+class ModeDecision(Contract, frozen=True, kw_only=True):
+    """Managed or service, as decided for one pool: two questions, their answers, who gave them and when. The newest is in force, older ones are kept."""
+
+    mode: AccessMode
+    outsider_decides: bool | None
+    """May an outsider decide what runs here? None: it was not asked."""
+    response_time_held: bool | None
+    """Can the response time be held? None: it was not asked."""
+    decided_by: str
+    decided_at: Instant
+    reason: Text = ""
+    at_joining: bool = False
+    """Taken from the owner's own declaration when the pool joined; nobody was asked beside that."""
+
+
+class DowntimeEffect(StrEnum):
+    """full: nothing runs meanwhile, and nothing is begun that would run into it. reduced: work goes on, slower or at some risk."""
+
+    FULL = "full"
+    REDUCED = "reduced"
+
+
+class Downtime(Contract, frozen=True, kw_only=True):
+    """A window in which a pool is down, declared beforehand. It lifts by itself."""
+
+    id: str
+    start: Instant
+    end: Instant
+    effect: DowntimeEffect = DowntimeEffect.FULL
+    planned: bool
+    """Declared at least 24 h ahead: no promise is broken by it."""
+    reason: Text
+    declared_by: str
+    declared_at: Instant
 
 
 class PoolRecord(Contract, frozen=True, kw_only=True):
@@ -159,7 +200,22 @@ class PoolRecord(Contract, frozen=True, kw_only=True):
     inventory: PoolInventory | None
     """Last known; its age is that of `inventory_at`."""
     inventory_at: Instant | None
+    decision: ModeDecision | None = None
+    """The mode that was decided; None: a pool from before modes were decisions, of which the declaration alone speaks."""
+    tenants: list[TenantName] = []
+    """While pilot or parallel: only these are placed here; empty: every tenant that is mapped."""
+    downtimes: list[Downtime] = []
+    """Those that are not over, by start."""
+    offered_devices: NonNegative = 0
+    """What the owner's offerings may take of it at once: not lent a second time."""
     version: Positive
+
+    @property
+    def mode(self) -> AccessMode | None:
+        """The mode in force: what was decided and what the owner declares, where they agree. None: they differ, and nothing new is begun."""
+        if self.decision is not None and self.decision.mode is not self.profile.mode:
+            return None
+        return self.profile.mode
 
 
 class SiteRecord(Contract, frozen=True, kw_only=True):

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from enum import StrEnum
 
 from intertie.contracts.job import JobState as S
-from intertie.contracts.site import Freshness
+from intertie.contracts.site import Freshness, Phase
 
 
 class JobEvent(StrEnum):
@@ -125,3 +125,27 @@ FRESHNESS_MOVES: Mapping[tuple[Freshness, Freshness], str] = {
     (Freshness.STALE, Freshness.UNKNOWN): "no sync within the silence limit",
     (Freshness.UNKNOWN, Freshness.FRESH): "a sync came",
 }
+
+
+P = Phase
+
+PHASE_MOVES: Mapping[tuple[Phase, Phase], str] = {
+    (P.CANDIDATE, P.PILOT): "a first tenant tries it",
+    (P.PILOT, P.PARALLEL): "both books are kept and compared",
+    (P.PARALLEL, P.PRODUCTION): "the books agreed",
+    (P.PARALLEL, P.PILOT): "the books did not agree",
+    # What is suspended proves itself again: it never goes back to production in one step.
+    (P.SUSPENDED, P.PILOT): "it begins again",
+    (P.SUSPENDED, P.PARALLEL): "it is compared again",
+    **{(phase, P.SUSPENDED): "something is wrong" for phase in (P.PILOT, P.PARALLEL, P.PRODUCTION)},
+    **{(phase, P.CLOSED): "it leaves" for phase in (P.CANDIDATE, P.PILOT, P.PARALLEL, P.PRODUCTION, P.SUSPENDED)},
+    (P.CLOSED, P.CANDIDATE): "it comes back",
+}
+"""Onboarding of a pool. What is not here is forbidden: above all suspended → production."""
+
+PHASE_FORWARD = frozenset(
+    {(P.CANDIDATE, P.PILOT), (P.PILOT, P.PARALLEL), (P.PARALLEL, P.PRODUCTION), (P.SUSPENDED, P.PILOT), (P.SUSPENDED, P.PARALLEL)}
+)
+"""Moves towards outside work: not for the pool's own owner to make, and none without an agreed meter spec."""
+PHASE_WORKS = frozenset({P.PILOT, P.PARALLEL, P.PRODUCTION})
+"""Phases in which work is placed; in the first two only for those tenants that are named, if any are."""

@@ -6,11 +6,12 @@ An objection is our bug. The scheduler refuses to publish a plan that has one.
 from __future__ import annotations
 
 from collections import Counter
-from datetime import datetime
+from datetime import datetime, timedelta
 from decimal import Decimal
 
 from intertie.contracts.job import QuotaRecord
 from intertie.contracts.site import AccessMode, DeviceState, Freshness, Phase
+from intertie.lifecycle import PHASE_WORKS
 from intertie.planner.model import Decision, Plan, PoolView, QueuedJob, Snapshot
 from intertie.planner.prices import cost_ceiling, price_per_hour, spec_in_force
 
@@ -27,7 +28,7 @@ def objections(plan: Plan, snapshot: Snapshot, now: datetime) -> list[str]:
         elif pool is None:
             found.append(f"{decision.job} is placed in {decision.site}/{decision.pool}, which is not known")
         else:
-            found += _of_one(decision, job, pool, snapshot)
+            found += _of_one(decision, job, pool, snapshot, now)
     found += _jobs_twice(plan)
     found += _devices_twice(plan, snapshot)
     found += _shares(plan, snapshot)
@@ -36,7 +37,7 @@ def objections(plan: Plan, snapshot: Snapshot, now: datetime) -> list[str]:
     return found
 
 
-def _of_one(decision: Decision, job: QueuedJob, pool: PoolView, snapshot: Snapshot) -> list[str]:
+def _of_one(decision: Decision, job: QueuedJob, pool: PoolView, snapshot: Snapshot, now: datetime) -> list[str]:
     where = f"{decision.job} at {pool.name}"
     found: list[str] = []
     if decision.tenant != job.tenant:
@@ -47,10 +48,17 @@ def _of_one(decision: Decision, job: QueuedJob, pool: PoolView, snapshot: Snapsh
         found.append(f"{where}: is pinned to {job.site}/{job.pool}")
     if pool.freshness is not Freshness.FRESH or not pool.heard or not pool.caught_up:
         found.append(f"{where}: the site is not fresh, heard and caught up")
-    if pool.profile.mode is not AccessMode.MANAGED or pool.phase in (Phase.CLOSED, Phase.SUSPENDED):
+    if pool.mode is None or pool.profile.mode is not AccessMode.MANAGED or pool.phase not in PHASE_WORKS:
         found.append(f"{where}: mode {pool.profile.mode}, phase {pool.phase}")
     if pool.cordoned or pool.draining or not pool.accepting or not pool.lending_now or pool.paused or pool.condition:
         found.append(f"{where}: the pool takes no work")
+    if pool.tenants and pool.phase is not Phase.PRODUCTION and job.tenant not in pool.tenants:
+        found.append(f"{where}: in phase {pool.phase} it is not for tenant {job.tenant}")
+    found += [
+        f"{where}: it may run until {now + timedelta(seconds=job.wall_s)}, and the pool is down from {down.start}"
+        for down in pool.downtimes
+        if now < down.end and now + timedelta(seconds=job.wall_s) > down.start
+    ]
     if job.rerun and not pool.self_stop:
         found.append(f"{where}: nobody there stops it at the end of its lease")
     if job.unsure:

@@ -8,7 +8,7 @@ from decimal import Decimal
 
 from intertie.contracts.identity import MappingRecord
 from intertie.contracts.job import QuotaRecord, Rejection, Resources, WaitReason
-from intertie.contracts.site import DeviceKind, DeviceState, Freshness, Phase, PoolProfile, TaskType
+from intertie.contracts.site import AccessMode, DeviceKind, DeviceState, Freshness, Phase, PoolProfile, TaskType
 from intertie.contracts.usage import MeterSpec
 from intertie.ids import AttemptId, DeviceId, JobId, PoolName, SiteName, SpecId, TenantName
 
@@ -25,6 +25,15 @@ class DeviceView:
     state: DeviceState
     live: bool
     node: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Down:
+    """A declared window in which a pool is down."""
+
+    start: datetime
+    end: datetime
+    why: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +69,12 @@ class PoolView:
     """Why the site takes no work at all (a full disk, a journal at its bound); empty: it does."""
     self_stop: bool = False
     """Supervisors there stop `rerun` work without the agent."""
+    mode: AccessMode | None = AccessMode.MANAGED
+    """In force; None: what was decided and what the owner declares differ."""
+    tenants: tuple[TenantName, ...] = ()
+    """While pilot or parallel: these alone; empty: every tenant that is mapped."""
+    downtimes: tuple[Down, ...] = ()
+    """Windows in which nothing runs there, by start."""
 
     @property
     def name(self) -> str:

@@ -52,6 +52,13 @@ def _site_pin(job: QueuedJob, pool: PoolView, _: Room) -> Finding | None:
 
 
 def _access_mode(_: QueuedJob, pool: PoolView, __: Room) -> Finding | None:
+    if pool.mode is None:
+        other = AccessMode.SERVICE if pool.profile.mode is AccessMode.MANAGED else AccessMode.MANAGED
+        return Finding(
+            f"its mode was decided as {other}, and the owner declares {pool.profile.mode}: nothing new begins until they agree",
+            needed=AccessMode.MANAGED.value,
+            found=f"{other} and {pool.profile.mode}",
+        )
     if pool.profile.mode is not AccessMode.MANAGED:
         return Finding(
             "the owner offers a service here and decides alone what runs", needed=AccessMode.MANAGED.value, found=pool.profile.mode.value
@@ -232,6 +239,34 @@ def _suspended(_: QueuedJob, pool: PoolView, __: Room) -> Finding | None:
     return None
 
 
+def _candidate(_: QueuedJob, pool: PoolView, __: Room) -> Finding | None:
+    if pool.phase is Phase.CANDIDATE:
+        return Finding("the pool is a candidate: no outside work before its pilot", needed=Phase.PILOT.value, found=pool.phase.value)
+    return None
+
+
+def _phase_tenants(job: QueuedJob, pool: PoolView, _: Room) -> Finding | None:
+    if not pool.tenants or pool.phase not in (Phase.PILOT, Phase.PARALLEL) or job.tenant in pool.tenants:
+        return None
+    return Finding(
+        f"the pool is in its phase {pool.phase}, and takes {', '.join(pool.tenants[:4])} only", needed=job.tenant, found="not named for it"
+    )
+
+
+def _downtime(job: QueuedJob, pool: PoolView, room: Room) -> Finding | None:
+    """What would run into it is not begun: by its wall-time limit, since nobody knows when it will end."""
+    for down in pool.downtimes:
+        left_s = (down.start - room.now).total_seconds()
+        if room.now < down.end and job.wall_s > left_s:
+            began = "is down since" if left_s <= 0 else "goes down at"
+            return Finding(
+                f"the pool {began} {_clock(down.start)}, until {_clock(down.end)}: {down.why}",
+                needed=f"{job.wall_s} s",
+                found=f"{max(0, int(left_s))} s",
+            )
+    return None
+
+
 def _cordoned(_: QueuedJob, pool: PoolView, __: Room) -> Finding | None:
     if pool.draining or pool.cordoned:
         word = "draining" if pool.draining else "cordoned"
@@ -341,6 +376,7 @@ RULES: Sequence[Rule] = (
     Rule("lent_in_all", W.NO_SITE_FITS, _lent_in_all, lasting=True),
     Rule("self_stop", W.NO_SITE_FITS, _self_stop),
     Rule("mapping", W.NO_MAPPING, _mapping),
+    Rule("phase_tenants", W.NO_MAPPING, _phase_tenants),
     Rule("quota", W.QUOTA, _quota),
     Rule("price", W.BUDGET, _price),
     Rule("budget", W.BUDGET, _budget),
@@ -348,7 +384,9 @@ RULES: Sequence[Rule] = (
     Rule("stale", W.SITES_SILENT, _freshness),
     Rule("unheard", W.SITES_SILENT, _unheard),
     Rule("catching_up", W.SITES_SILENT, _catching_up),
+    Rule("candidate", W.CORDONED, _candidate),
     Rule("suspended", W.CORDONED, _suspended),
+    Rule("downtime", W.CORDONED, _downtime),
     Rule("cordoned", W.CORDONED, _cordoned),
     Rule("paused", W.CORDONED, _paused),
     Rule("site_condition", W.CORDONED, _condition),

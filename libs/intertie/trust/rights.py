@@ -34,6 +34,14 @@ TABLE: Mapping[str, Mapping[Role, Relation]] = {
     "site.invite": {_OPERATOR: _ANY},
     "site.revoke": {_OPERATOR: _ANY},
     "site.cordon": {_OPERATOR: _ANY, _OWNER: _AT_SITE},
+    # A pool's mode is its owner's to decide as well as the hub's to record; control is only gained where the site's own declaration agrees.
+    "pool.mode": {_OPERATOR: _ANY, _OWNER: _AT_SITE},
+    # An owner may step back (suspend, leave); nobody takes the own pool forward.
+    "pool.phase": {_OPERATOR: _ANY, _OWNER: _AT_SITE},
+    "pool.downtime": {_OPERATOR: _ANY, _OWNER: _AT_SITE},
+    # Whoever may call an offering may see it; what is left out is judged by the offering's own tenants.
+    "offering.read": {_OPERATOR: _ANY, _AUDITOR: _ANY, _SERVICE: _ANY, _ADMIN: _TENANT, _USER: _TENANT, _OWNER: _AT_SITE},
+    "pool.history": {_OPERATOR: _ANY, _AUDITOR: _ANY, _SERVICE: _ANY, _OWNER: _AT_SITE},
     "audit.read": {_OPERATOR: _ANY, _AUDITOR: _ANY},
     "audit.anchor": {_SERVICE: _ANY},
     # Asking for a cut; whether it happens is the owner's, who consents at the site or by his own token.
@@ -62,6 +70,10 @@ TABLE: Mapping[str, Mapping[Role, Relation]] = {
     "spec.agree": {_OPERATOR: _ANY},
     "spec.read": {_OPERATOR: _ANY, _AUDITOR: _ANY, _SERVICE: _ANY, _ADMIN: _TENANT, _USER: _TENANT, _OWNER: _AT_SITE},
     "statement.read": {_OPERATOR: _ANY, _AUDITOR: _ANY, _SERVICE: _ANY, _ADMIN: _TENANT, _USER: _TENANT, _OWNER: _AT_SITE},
+    # Calls of offerings: made by a tenant's people, seen by those whom they cost, and by the site that answered them.
+    "call.make": {_ADMIN: _TENANT, _USER: _TENANT},
+    "call.read": {_OPERATOR: _ANY, _AUDITOR: _ANY, _ADMIN: _TENANT, _USER: _TENANT, _OWNER: _AT_SITE},
+    "call.seen": {_SERVICE: _ANY},
     "allowance.set": {_OPERATOR: _ANY},
     "ledger.check": {_OPERATOR: _ANY, _AUDITOR: _ANY},
     # What waits for a person: seen by who watches, decided by who answers for the platform.

@@ -31,6 +31,7 @@ COMMANDS: Mapping[str, tuple[str, str, str]] = {
     "suspense": ("waiting", "suspense", "Usage that waits, and for what; release what only a person can decide."),
     "quarantine": ("waiting", "quarantine", "What a site said and a service could not read: list it, read it again."),
     "site": ("sites", "site", "Invite, join, list and cordon sites."),
+    "pool": ("pools", "pool", "A pool's mode, phase and downtimes, each a decision on record."),
     "tenant": ("people", "tenant", "Tenants, their local accounts, quotas and allowances."),
     "token": ("people", "token", "API tokens."),
     "login": ("people", "login", "Remember a hub and a token."),

@@ -14,6 +14,7 @@ from intertie.cli.client import Client
 from intertie.cli.drill import drill_line
 from intertie.cli.leave import leave, receipt
 from intertie.cli.out import ago, json_option, line, local, note, print_json, reason_option, table
+from intertie.cli.pools import decided_lines
 from intertie.cli.session import connect
 from intertie.contracts.http import CloseBody, CordonBody
 from intertie.contracts.identity import Invited, InviteSite, SiteKeyRecord
@@ -161,6 +162,8 @@ def show(name: str, as_json: bool) -> None:
         line(
             f"  {p.profile.accelerator}  ×{p.profile.count}  {p.profile.memory_mib} MiB  {p.profile.interconnect}  lends {p.profile.lendable.devices}"
         )
+        for words in decided_lines(p):
+            line(f"  {words}")
         if p.cordoned:
             line(f"  cordoned: {p.cordon_reason}")
         if p.inventory is not None:

@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import msgspec
+
 from intertie.contracts import endpoints as e
 from intertie.contracts.audit import AuditAnchorsQuery, AuditChainQuery
 from intertie.contracts.base import Contract, Empty, decode
@@ -51,11 +53,21 @@ from intertie.contracts.job import (
     SetQuota,
     SubmitJob,
 )
+from intertie.contracts.modes import (
+    DecideMode,
+    DeclareDowntime,
+    DowntimeBody,
+    ModeBody,
+    MovePhase,
+    PhaseBody,
+    PoolQuery,
+    RemoveDowntime,
+)
 from intertie.contracts.quarantine import QuarantineQuery, Reinterpret
 from intertie.contracts.site import CordonPool, SitesQuery, TaskType
 from intertie.contracts.usage import AgreeSpec, ReleaseSegment, SetAllowance, SpecsQuery, StatementQuery, SuspenseQuery
 from intertie.errors import Refused
-from intertie.ids import AttemptId, IncidentId, JobId, SiteName, TenantName, TokenId, mint
+from intertie.ids import AttemptId, IncidentId, JobId, PoolName, SiteName, TenantName, TokenId, mint
 
 C = TypeVar("C", bound=Contract)
 
@@ -252,7 +264,47 @@ def _quarantine_of(service: str, listed: Endpoint[Any, Any], tried: Endpoint[Any
 
 CHAIN_QUERY = ("after_epoch", "after_number", "limit")
 
+
+def _pool_of(p: Parts) -> dict[str, Any]:
+    return {"site": SiteName(p.path["site"]), "pool": PoolName(p.path["pool"])}
+
+
+def _decide_mode(p: Parts) -> DecideMode:
+    return DecideMode(**_pool_of(p), **msgspec.structs.asdict(p.parse(ModeBody)))
+
+
+def _move_phase(p: Parts) -> MovePhase:
+    return MovePhase(**_pool_of(p), **msgspec.structs.asdict(p.parse(PhaseBody)))
+
+
+def _downtime(p: Parts) -> DeclareDowntime:
+    return DeclareDowntime(**_pool_of(p), **msgspec.structs.asdict(p.parse(DowntimeBody)))
+
+
+POOL_PATH = "/v1/sites/{site}/pools/{pool}"
+POOL_ROUTES: tuple[Route, ...] = (
+    Route(
+        "GET",
+        f"{POOL_PATH}/history",
+        e.POOL_HISTORY,
+        lambda p: PoolQuery(**_pool_of(p), limit=p.number("limit", 100, low=1, high=500)),
+        "A pool, and all that was decided about it",
+        query=("limit",),
+    ),
+    Route("PUT", f"{POOL_PATH}/mode", e.DECIDE_MODE, _decide_mode, "Decide a pool's mode by its two questions", ModeBody),
+    Route("POST", f"{POOL_PATH}/phase", e.MOVE_PHASE, _move_phase, "Move a pool to its next phase", PhaseBody),
+    Route("POST", f"{POOL_PATH}/downtimes", e.DECLARE_DOWNTIME, _downtime, "Declare a downtime", DowntimeBody, status=201),
+    Route(
+        "POST",
+        f"{POOL_PATH}/downtimes/{{downtime}}/remove",
+        e.REMOVE_DOWNTIME,
+        lambda p: RemoveDowntime(**_pool_of(p), id=p.path["downtime"]),
+        "Take a downtime back",
+    ),
+)
+
 ROUTES: tuple[Route, ...] = (
+    *POOL_ROUTES,
     Route("POST", "/v1/join", e.JOIN, lambda p: p.parse(JoinSite), "Join a site by its one-time token", JoinSite, anonymous=True),
     Route("POST", "/v1/site/leave", e.LEAVE_SITE, lambda p: p.parse(LeaveSite), "A site leaves, by its own key", LeaveSite, anonymous=True),
     Route("POST", "/v1/jobs", e.SUBMIT, _submit, "Submit a job", SubmitBody, status=201),

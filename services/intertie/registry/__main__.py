@@ -20,8 +20,10 @@ from intertie.contracts.link import Lane
 from intertie.lane.pg import PgLaneTables
 from intertie.quarantine import Quarantine
 from intertie.quarantine.pg import PgQuarantine
+from intertie.registry.call_offerings import CallOfferings, PgOfferings
 from intertie.registry.drill_store import PgDrills
 from intertie.registry.drills import BusBooks, Drills, site_key_of
+from intertie.registry.modes import Modes, specs_of
 from intertie.registry.pg import PACKAGE, PgRegistryStore
 from intertie.registry.service import Registry
 from intertie.runtime import HubSettings, hub_settings, main, reach, ready, serve
@@ -46,9 +48,12 @@ def registry_settings(environ: Mapping[str, str]) -> RegistrySettings:
     return load(RegistrySettings, environ)
 
 
-async def open_for_calls(bus: Bus, service: Registry, quarantine: Quarantine, verifier: rpc.Verifier, settings: HubSettings) -> None:
+async def open_for_calls(
+    bus: Bus, service: Registry, quarantine: Quarantine, modes: Modes, verifier: rpc.Verifier, settings: HubSettings
+) -> None:
     """Answer until cancelled; ready once calls and syncs are heard."""
-    serving = await rpc.serve(bus, "registry", VERSION, {**service.handlers(), **quarantine.handlers()}, verifier=verifier)
+    handlers = {**service.handlers(), **quarantine.handlers(), **modes.handlers()}
+    serving = await rpc.serve(bus, "registry", VERSION, handlers, verifier=verifier)
     try:
         await service.keeper.listening.wait()
         async with ready(settings.ready_file, "registry"):
@@ -95,6 +100,10 @@ async def run(environ: Mapping[str, str]) -> int:
             beat_s=scale,
         )
         service.drills = drills
+        offered = PgOfferings(store)
+        await offered.lift_versions(first_version(epoch))
+        service.call_offerings = CallOfferings(offered)
+        modes = Modes(store, clock, specs_of(bus, own.signed))
         return await serve(
             drills=drills.run(),
             epoch=db.keep_epoch(),
@@ -102,7 +111,7 @@ async def run(environ: Mapping[str, str]) -> int:
             silence=service.judge_for_ever(),
             relay=Relay(db, bus, "registry", beat_s=scale).run(),
             audit=keep_audit(db, bus, VERSION, own.signed, verified, anchor_s=settings.anchor_s, beat_s=scale, also=drills.handlers()),
-            calls=open_for_calls(bus, service, Quarantine(Lane.REGISTRY, PgQuarantine(db)), verified, settings),
+            calls=open_for_calls(bus, service, Quarantine(Lane.REGISTRY, PgQuarantine(db)), modes, verified, settings),
         )
 
 

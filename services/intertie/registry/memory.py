@@ -10,6 +10,7 @@ import msgspec
 
 from intertie.clock import Clock
 from intertie.contracts.identity import AuditQuery, AuditRow
+from intertie.contracts.modes import PoolHistoryRow
 from intertie.contracts.site import PoolProfile, PoolRecord, SiteRecord, SitesQuery
 from intertie.ids import DeviceId, PoolName, SiteName
 from intertie.registry.store import PoolRow, RegistryStore, Rows
@@ -26,6 +27,7 @@ class MemoryRows(MemoryStore):
         self.pool_rows: dict[tuple[SiteName, PoolName], PoolRow] = {}
         self.revisions: dict[tuple[SiteName, PoolName, int], tuple[PoolProfile, datetime, datetime]] = {}
         """(declared at, effective at) beside each revision."""
+        self.pool_decisions: dict[tuple[SiteName, PoolName], list[PoolHistoryRow]] = {}
 
     @property
     def tx(self) -> StoreTx:
@@ -67,6 +69,13 @@ class MemoryRows(MemoryStore):
         for key, row in self.pool_rows.items():
             lifted = msgspec.structs.replace(row.record, version=max(row.record.version, first))
             self.pool_rows[key] = msgspec.structs.replace(row, record=lifted)
+
+    async def add_decision(self, site: SiteName, pool: PoolName, line: PoolHistoryRow) -> None:
+        kept = self.pool_decisions.setdefault((site, pool), [])
+        kept.append(msgspec.structs.replace(line, number=len(kept) + 1))
+
+    async def decisions(self, site: SiteName, pool: PoolName, limit: int) -> list[PoolHistoryRow]:
+        return self.pool_decisions.get((site, pool), [])[::-1][:limit]
 
 
 class MemoryRegistryStore(RegistryStore):

@@ -6,10 +6,13 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import datetime
 
+import msgspec
+
 from intertie.contracts.base import decode, encode
 from intertie.contracts.identity import AuditQuery, AuditRow
+from intertie.contracts.modes import PoolHistoryRow
 from intertie.contracts.site import PoolRecord, SiteRecord, SitesQuery
-from intertie.ids import DeviceId, SiteName
+from intertie.ids import DeviceId, PoolName, SiteName
 from intertie.registry.store import PoolRow, RegistryStore, Rows
 from intertie.store import Database, Leader, Tx, load_queries
 
@@ -80,6 +83,13 @@ class PgRows:
 
     async def lift_versions(self, first: int) -> None:
         await self.tx.run(Q.versions_lift, first)
+
+    async def add_decision(self, site: SiteName, pool: PoolName, line: PoolHistoryRow) -> None:
+        await self.tx.run(Q.decision_add, site, pool, encode(line), line.at)
+
+    async def decisions(self, site: SiteName, pool: PoolName, limit: int) -> list[PoolHistoryRow]:
+        found = await self.tx.all(Q.decisions_find, site, pool, limit)
+        return [msgspec.structs.replace(decode(row["row"], PoolHistoryRow, what="stored decision"), number=row["number"]) for row in found]
 
 
 def _site(text: str) -> SiteRecord:

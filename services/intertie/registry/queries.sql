@@ -62,3 +62,25 @@ INSERT INTO drill_consent (site, consent) VALUES ($1, $2) ON CONFLICT (site) DO 
 
 -- name: consents
 SELECT site, consent FROM drill_consent WHERE $1::text IS NULL OR site = $1 ORDER BY site
+
+-- name: decision_add
+INSERT INTO pool_decision (site, pool, number, row, at)
+SELECT $1, $2, coalesce(max(number), 0) + 1, $3, $4 FROM pool_decision WHERE site = $1 AND pool = $2
+
+-- name: decisions_find
+SELECT number, row FROM pool_decision WHERE site = $1 AND pool = $2 ORDER BY number DESC LIMIT $3
+
+-- name: call_offerings_lock
+SELECT record FROM call_offering WHERE site = $1 ORDER BY name FOR UPDATE
+
+-- name: call_offerings_find
+SELECT record FROM call_offering WHERE ($1::text IS NULL OR site = $1) AND ($2::text IS NULL OR name = $2) ORDER BY site, name
+
+-- name: call_offering_save
+INSERT INTO call_offering (site, name, record) VALUES ($1, $2, $3) ON CONFLICT (site, name) DO UPDATE SET record = excluded.record
+
+-- name: call_offering_revision_add
+INSERT INTO call_offering_revision (site, name, revision, offering, told_at) VALUES ($1, $2, $3, $4, $5)
+
+-- name: call_offering_versions_lift
+UPDATE call_offering SET record = jsonb_set(record, '{version}', to_jsonb($1::bigint)) WHERE version < $1

@@ -17,6 +17,7 @@ import msgspec
 from intertie.contracts.base import Instant, encode
 from intertie.contracts.identity import AuditQuery, AuditRow
 from intertie.contracts.link import Inventory, JournalOpened, Lane, LaneState, LendingPaused, LostRange, ProfileDeclared, SiteCondition
+from intertie.contracts.modes import PoolHistoryRow
 from intertie.contracts.site import (
     CordonPool,
     PoolChanged,
@@ -28,9 +29,9 @@ from intertie.contracts.site import (
     SitesQuery,
 )
 from intertie.errors import NotFound, Refused
-from intertie.ids import DeviceId, SiteName
+from intertie.ids import DeviceId, PoolName, SiteName
 from intertie.link.lost import range_lost
-from intertie.registry.core import faults, inventory, profile, site
+from intertie.registry.core import faults, inventory, modes, profile, site
 from intertie.registry.core.freshness import Judgement
 from intertie.store import Leader, StoreTx
 
@@ -90,6 +91,14 @@ class Rows(Protocol):
 
     async def lift_versions(self, first: int) -> None: ...
 
+    async def add_decision(self, site: SiteName, pool: PoolName, line: PoolHistoryRow) -> None:
+        """One more thing that was decided about a pool; its number is given here, and nothing of it is ever changed."""
+        ...
+
+    async def decisions(self, site: SiteName, pool: PoolName, limit: int) -> list[PoolHistoryRow]:
+        """Newest first."""
+        ...
+
 
 class RegistryStore(ABC):
     """All verbs raise `Unavailable` when the store is away."""
@@ -131,7 +140,7 @@ class RegistryStore(ABC):
         """The owner declared a pool. A refusal is recorded and reported; the revision before stands."""
         async with self.rows(reserved=True) as rows:
             await mark(rows.tx)
-            known = await _known_site(rows, name)
+            known = await known_site(rows, name)
             try:
                 changed = await self._declare(rows, known, entry.profile, by=known.owner, at=entry.at, now=now)
             except Refused as refusal:
@@ -153,7 +162,7 @@ class RegistryStore(ABC):
         """The site's pools hold this. A card in two pools counts once, and is reported when that begins, changes or ends."""
         async with self.rows(reserved=True) as rows:
             await mark(rows.tx)
-            known = await _known_site(rows, name)
+            known = await known_site(rows, name)
             pools = {row.record.pool: row for row in await rows.pools(known.site)}
             taken = inventory.take(entry.pools, {pool: row.record.inventory for pool, row in pools.items()})
             for pool, held in taken.pools.items():
@@ -169,7 +178,7 @@ class RegistryStore(ABC):
         """The owner's red button, or whether the site can take work: told at once, if it is news."""
         async with self.rows(reserved=True) as rows:
             await mark(rows.tx)
-            known = await _known_site(rows, name)
+            known = await known_site(rows, name)
             if isinstance(entry, SiteCondition):
                 return await self._save_site(rows, known, site.conditioned(known, entry))
             after = await self._save_site(rows, known, site.paused(known, entry, now=now))
@@ -194,7 +203,7 @@ class RegistryStore(ABC):
     async def left(self, name: SiteName, *, at: datetime, actor: str) -> SiteRecord:
         """Identity says that a site has left: idempotent."""
         async with self.rows() as rows:
-            known = await _known_site(rows, name)
+            known = await known_site(rows, name)
             after = await self._save_site(rows, known, site.left(known, at=at))
             if after is not known:
                 await rows.tx.audit(actor=actor, action="site.left", target=name)
@@ -249,7 +258,7 @@ class RegistryStore(ABC):
     async def cordon(self, request: CordonPool, *, actor: str, now: datetime) -> list[PoolRecord]:
         """No new work for a pool, or for all of a site's; `NotFound` if there is none such."""
         async with self.rows() as rows:
-            await _known_site(rows, request.site)
+            await known_site(rows, request.site)
             pools = [row for row in await rows.pools(request.site) if request.pool in (None, row.record.pool)]
             if not pools:
                 raise NotFound("registry.pool_unknown", f"site {request.site} has no pool {request.pool or 'at all'}")
@@ -293,9 +302,18 @@ class RegistryStore(ABC):
         )
         if row is not None and record is row.record:
             return False
+        if row is None:
+            decision = modes.at_joining(declared, by=by, now=now)
+            record = msgspec.structs.replace(record, decision=decision)
+            await rows.add_decision(known.site, declared.pool, PoolHistoryRow(number=0, at=now, by=by, decision=decision))
         await rows.add_revision(record, declared_at=at, effective_at=now)
         await self._save_pool(rows, row, record, now=now, hurry=True)
         return True
+
+    async def save_pool(self, rows: Rows, row: PoolRow, record: PoolRecord, *, now: datetime) -> None:
+        """What a person decided about a pool, told at once; nothing if it says nothing new."""
+        if record is not row.record:
+            await self._save_pool(rows, row, record, now=now, hurry=True)
 
     async def _save_pool(self, rows: Rows, row: PoolRow | None, record: PoolRecord, *, now: datetime, hurry: bool) -> None:
         """Save, and tell if it is news and either urgent or nothing was told just now. `Refused('registry.pool_too_large')` if no event can."""
@@ -313,7 +331,7 @@ class RegistryStore(ABC):
         await rows.save_pool(PoolRow(record=record, told_version=told_version, told_at=told_at))
 
 
-async def _known_site(rows: Rows, name: SiteName) -> SiteRecord:
+async def known_site(rows: Rows, name: SiteName) -> SiteRecord:
     record = await rows.site(name)
     if record is None:
         raise NotFound("registry.site_unknown", f"there is no site {name}")

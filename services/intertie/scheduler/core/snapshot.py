@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from datetime import datetime, time
 from decimal import Decimal
 
-from intertie.contracts.site import DeviceKind, SiteRecord
+from intertie.contracts.site import DeviceKind, DowntimeEffect, PoolRecord, SiteRecord
 from intertie.contracts.usage import MeterSpec
 from intertie.ids import PoolName, SiteName, TenantName
-from intertie.planner import Avoided, Budget, Holding, PoolView, QueuedJob, Snapshot, cost_ceiling, spec_in_force
+from intertie.planner import Avoided, Budget, Down, Holding, PoolView, QueuedJob, Snapshot, cost_ceiling, spec_in_force
 from intertie.planner.prices import price_per_hour
 from intertie.scheduler.core.backoff import BackOff
 from intertie.scheduler.core.given import RoundInput
@@ -104,9 +104,16 @@ def pool_views(
                 pause_told=_pause_told(site),
                 condition=_condition(site),
                 self_stop=site.self_stop if site else False,
+                mode=record.mode,
+                tenants=tuple(record.tenants),
+                downtimes=_downtimes(record, now),
             )
         )
     return tuple(views)
+
+
+def _downtimes(record: PoolRecord, now: datetime) -> tuple[Down, ...]:
+    return tuple(Down(one.start, one.end, one.reason) for one in record.downtimes if one.effect is DowntimeEffect.FULL and one.end > now)
 
 
 def _budgets(given: RoundInput, world: World, now: datetime) -> tuple[Budget, ...]:
