@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from intertie.agent.core.model import Attempt, Failing, Moment, State, StopAsked
@@ -163,10 +163,19 @@ class Exit:
     stopped_for: str | None = None
     left_behind: int = 0
     rebooted: bool = False
+    out_of_memory: bool = False
+    """The kernel ended some of it because its memory limit was reached."""
     ran_us: int = 0
     user_s: float = 0.0
     system_s: float = 0.0
     max_rss_kib: int = 0
+    ended_by: str = ""
+    """What the site's own scheduler did to it (a key of `BY_SITE`)."""
+    native_state: str = ""
+    native_reason: str = ""
+    """The scheduler's own words for its end."""
+    suspended_us: int = 0
+    """Within `ran_us`: as the scheduler counted it; 0: not told, or none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,14 +189,33 @@ class Verdict:
 _SITE_ERRNOS = frozenset({errno.ENOMEM, errno.EAGAIN, errno.ENOSPC, errno.EIO, errno.EMFILE, errno.ENFILE, errno.EPERM})
 
 
+BY_SITE: Mapping[str, Verdict] = {
+    "preempted": Verdict("failed", Cause.PREEMPTED, "preempted by the site's own scheduler"),
+    "node_failed": Verdict("failed", Cause.SITE, "its node failed while it ran"),
+    "launch_failed": Verdict("failed", Cause.SITE, "the site's own scheduler could not launch it"),
+    "out_of_memory": Verdict("failed", Cause.JOB, "ran out of the memory that it had asked for"),
+    "cancelled_at_site": Verdict("cancelled", Cause.SITE, "cancelled in the site's own scheduler, not by us"),
+    "restarted": Verdict(
+        "failed", Cause.SITE, "the site's own scheduler started it a second time, which is refused; how its run ended nobody saw"
+    ),
+}
+"""Ends that the site's own scheduler made, and whose doing each is."""
+
+
 def verdict(end: Exit, attempt: Attempt) -> Verdict:
     """Whose doing the end was. Unknown stays unknown: silence is no answer, and it is charged to nobody."""
     if not end.certain:
         if end.rebooted:
             return Verdict("failed", Cause.SITE, "the machine was restarted while it ran; the end is the last sign of life")
-        return Verdict("unknown", Cause.UNKNOWN, "its supervisor was lost, nobody saw the exit code")
+        text = "its supervisor was lost, nobody saw the exit code"
+        if end.native_state:
+            text = f"its own record of the end is missing, and the site's scheduler says {end.native_state}: nobody knows how it ended"
+        return Verdict("unknown", Cause.UNKNOWN, text)
     if end.refused_errno is not None:
         return _refused(end)
+    if (by_site := BY_SITE.get(end.ended_by)) is not None:
+        said = " ".join(word for word in (end.native_state, end.native_reason) if word)
+        return replace(by_site, reason=f"{by_site.reason} ({said})" if said else by_site.reason)
     match end.stopped_for:
         case "asked":
             return _asked(attempt)
@@ -196,6 +224,10 @@ def verdict(end: Exit, attempt: Attempt) -> Verdict:
         case "lease_ended":
             text = "the site could not hear the hub until its lease ended; it had asked to be stopped then and to be run again elsewhere"
             return Verdict("failed", Cause.PLATFORM, text)
+    if end.out_of_memory and end.code != 0:
+        return Verdict(
+            "failed", Cause.JOB, f"passed its memory limit of {attempt.spec.resources.memory_mib} MiB and was ended by the kernel"
+        )
     if end.signal is not None:
         return Verdict("failed", Cause.JOB, f"killed by signal {end.signal}, not by us")
     left = f"; {end.left_behind} processes it left behind were ended" if end.left_behind else ""
