@@ -14,6 +14,7 @@ from intertie.agent import accounts
 from intertie.agent.config import VERSION, Folder, plain_model, write_whole
 from intertie.agent.nvml import Reading
 from intertie.agent.telemetry import Collector
+from intertie.agent.way import Way, http_options, way_of
 from intertie.contracts.base import decode, encode
 from intertie.contracts.identity import Joined, JoinSite
 from intertie.contracts.site import Lendable, PoolProfile, TaskType
@@ -116,7 +117,7 @@ async def join(folder: Folder, *, hub: str, token: str, profiles: list[PoolProfi
         agent_version=VERSION,
         pools=profiles,
     )
-    joined = await _ask(hub, request)
+    joined = await _ask(hub, request, way_of(folder))
     await asyncio.to_thread(write_whole, folder.pools, profiles)
     await asyncio.to_thread(write_whole, folder.site, joined)
     return joined
@@ -132,12 +133,14 @@ def _keys(folder: Folder) -> tuple[Key, Key]:
     return found[0], found[1]
 
 
-async def _ask(hub: str, request: JoinSite) -> Joined:
+async def _ask(hub: str, request: JoinSite, way: Way) -> Joined:
     timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
     try:
         async with (
-            aiohttp.ClientSession(timeout=timeout, trust_env=True) as session,
-            session.post(f"{hub.rstrip('/')}/v1/join", data=encode(request), headers={"Content-Type": "application/json"}) as answer,
+            aiohttp.ClientSession(timeout=timeout) as session,
+            session.post(
+                f"{hub.rstrip('/')}/v1/join", data=encode(request), headers={"Content-Type": "application/json"}, **http_options(way, hub)
+            ) as answer,
         ):
             body = await answer.read()
             status = answer.status

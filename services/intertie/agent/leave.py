@@ -19,6 +19,7 @@ from intertie.agent.core.model import OPEN, State
 from intertie.agent.journal import Cursor
 from intertie.agent.journal_rows import lane_heads
 from intertie.agent.preview import waits_settling
+from intertie.agent.way import STRAIGHT, Way, http_options
 from intertie.contracts.base import decode, encode
 from intertie.contracts.identity import LeaveBody, LeaveReceipt, LeaveSite, LeaveTotals
 from intertie.contracts.link import Sealed
@@ -171,8 +172,9 @@ def _not_told(cursor: Cursor) -> list[str]:
 class GatewayRelease:
     """`POST <gateway>/v1/site/leave`; the seal in it is the proof."""
 
-    def __init__(self, gateway: str, hub_ca: str = "") -> None:
+    def __init__(self, gateway: str, hub_ca: str = "", way: Way = STRAIGHT) -> None:
         self._url = f"{gateway.rstrip('/')}/v1/site/leave"
+        self._options = http_options(way, gateway)
         self._tls: ssl.SSLContext | bool = ssl.create_default_context(cadata=hub_ca) if hub_ca else True
 
     async def __call__(self, request: LeaveSite) -> LeaveReceipt:
@@ -180,8 +182,8 @@ class GatewayRelease:
         headers: Mapping[str, str] = {"Content-Type": "application/json"}
         try:
             async with (
-                aiohttp.ClientSession(timeout=timeout, trust_env=True) as session,
-                session.post(self._url, data=encode(request), headers=headers, ssl=self._tls) as answer,
+                aiohttp.ClientSession(timeout=timeout) as session,
+                session.post(self._url, data=encode(request), headers=headers, ssl=self._tls, **self._options) as answer,
             ):
                 body, status = await answer.read(), answer.status
         except (aiohttp.ClientError, TimeoutError) as err:

@@ -35,6 +35,7 @@ from intertie.agent.telemetry import Collector, Telemetry
 from intertie.agent.transfer import GatewayTransfer
 from intertie.agent.upgrade import Successor
 from intertie.bus.nats import NatsBus
+from intertie.agent.way import way_of
 from intertie.bus.port import Bus
 from intertie.clock import Clock, SystemClock
 from intertie.contracts.base import decode, encode
@@ -75,6 +76,7 @@ class Agent:
         self.joined = self.folder.joined()
         self.profiles = self.folder.profiles()
         self.key = Key.read(self.folder.site_key)
+        self.way = way_of(self.folder)
         self.journal = await SqliteJournal.open(self.folder.journal)
         known = await self._known_gpus()
         self.telemetry = Telemetry(self._collector, self.clock, self.node, known)
@@ -84,7 +86,7 @@ class Agent:
             journal=self.journal,
             adapter=ProcessAdapter(self.folder.jobs, cgroups=find_cgroups()),
             clock=self.clock,
-            transfer=GatewayTransfer(self.joined.gateway_url, self.joined.site, self.key, self.clock, self.joined.hub_ca),
+            transfer=GatewayTransfer(self.joined.gateway_url, self.joined.site, self.key, self.clock, self.joined.hub_ca, self.way),
             pools=make_pools(self.profiles, list(known.values()), self.node),
             packs=self.folder.packs,
             rules=self.folder.rules(),
@@ -101,7 +103,7 @@ class Agent:
         await self.site.recover()
         await begin(self.site)
         await self.site.declare()
-        self.leaving = Leaving(self.site, GatewayRelease(self.joined.gateway_url, self.joined.hub_ca))
+        self.leaving = Leaving(self.site, GatewayRelease(self.joined.gateway_url, self.joined.hub_ca, self.way))
         await self.leaving.recover()
         self.drill = Drill(self.site)
         await self.drill.open()
@@ -161,7 +163,9 @@ class Agent:
         login = SiteLogin(Key.read(self.folder.signing_key), self.joined.account, self.clock)
         tls = ssl.create_default_context(cadata=self.joined.hub_ca) if self.joined.hub_ca else None
         return await self.drill.bus(
-            lambda: NatsBus.connect(self.joined.bus_urls, name=f"agent-{self.joined.site}", credentials=login, tls=tls, wait=False)
+            lambda: NatsBus.connect(
+                self.joined.bus_urls, name=f"agent-{self.joined.site}", credentials=login, tls=tls, way=self.way, wait=False
+            )
         )
 
     async def speak(self, bus: Bus | None = None) -> None:

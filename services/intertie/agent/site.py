@@ -573,7 +573,13 @@ class Site:
         if pools is not None:
             self.pools = {pool.name: pool for pool in pools}
         now = inventory(
-            self.pools.values(), self.books.attempts, self.books.holds, self.books.observed, paused=self.pause.on, until=self.pause.until
+            self.pools.values(),
+            self.books.attempts,
+            self.books.holds,
+            self.books.observed,
+            paused=self.pause.on,
+            until=self.pause.until,
+            facts=self.rules.tells.facts() if self.rules.tells else None,
         )
         if now != self._told:
 

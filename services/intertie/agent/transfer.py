@@ -11,6 +11,7 @@ from typing import IO, Protocol
 
 import aiohttp
 
+from intertie.agent.way import STRAIGHT, Way, http_options
 from intertie.clock import Clock
 from intertie.contracts.job import ResultRef, WorkRef
 from intertie.errors import Refused, Unavailable
@@ -37,9 +38,10 @@ class Transfer(Protocol):
 class GatewayTransfer:
     """`PUT` and `GET` on `<gateway>/v1/objects/<digest>`, proven by a JWT of the site key."""
 
-    def __init__(self, gateway: str, site: SiteName, key: Key, clock: Clock, hub_ca: str = "") -> None:
+    def __init__(self, gateway: str, site: SiteName, key: Key, clock: Clock, hub_ca: str = "", way: Way = STRAIGHT) -> None:
         self._gateway = gateway.rstrip("/")
         self._site, self._key, self._clock = site, key, clock
+        self._options = http_options(way, gateway)
         self._tls: ssl.SSLContext | bool = ssl.create_default_context(cadata=hub_ca) if hub_ca else True
 
     def _headers(self) -> dict[str, str]:
@@ -47,7 +49,7 @@ class GatewayTransfer:
 
     def _session(self) -> aiohttp.ClientSession:
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=IDLE_S)
-        return aiohttp.ClientSession(timeout=timeout, trust_env=True)
+        return aiohttp.ClientSession(timeout=timeout)
 
     def _url(self, digest: Digest) -> str:
         return f"{self._gateway}/v1/objects/{digest}"
@@ -57,7 +59,10 @@ class GatewayTransfer:
         part = target.with_name(f".{target.name}.part")
         seen, size = hashlib.sha256(), 0
         try:
-            async with self._session() as session, session.get(self._url(work.digest), headers=self._headers(), ssl=self._tls) as answer:
+            async with (
+                self._session() as session,
+                session.get(self._url(work.digest), headers=self._headers(), ssl=self._tls, **self._options) as answer,
+            ):
                 await _judge(answer)
                 with await asyncio.to_thread(_create, part) as file:
                     async for chunk in answer.content.iter_chunked(CHUNK):
@@ -84,7 +89,7 @@ class GatewayTransfer:
             with source.open("rb") as file:
                 async with (
                     self._session() as session,
-                    session.put(self._url(result.digest), data=file, headers=headers, ssl=self._tls) as answer,
+                    session.put(self._url(result.digest), data=file, headers=headers, ssl=self._tls, **self._options) as answer,
                 ):
                     await _judge(answer)
         except FileNotFoundError as err:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from intertie.agent.core.model import OPEN, Attempt, State
+from intertie.contracts.facts import SiteFacts
 from intertie.contracts.site import Device, DeviceKind, DeviceObserved, DeviceState, PoolInventory, PoolProfile
 from intertie.ids import AttemptId, DeviceId, PoolName
 
@@ -111,6 +112,7 @@ def inventory(
     *,
     paused: bool,
     until: datetime | None = None,
+    facts: SiteFacts | None = None,
 ) -> list[PoolInventory]:
     """Each pool as it is now. Local work counts in `running` and `waiting`, and is never named."""
     local = {attempt.id: attempt.local is not None for attempt in attempts.values()}
@@ -125,6 +127,7 @@ def inventory(
                 waiting=sum(attempt.state == "waiting" for attempt in here),
                 accepting=not paused,
                 paused_until=until,
+                facts=facts,
             )
         )
     return found

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from intertie.agent.core.place import LinkWay, Tells
+
 
 class Rules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`site.toml`. A file with a name that is none of these is refused: a rule that is not read is worse than none."""
@@ -14,3 +16,7 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """No new work below the smaller of this much free space …"""
     disk_floor_percent: float = 2.0
     """… and this share of the file system."""
+    link: LinkWay | None = None
+    """`[link]`: the proxy that leads to the hub."""
+    tells: Tells | None = None
+    """`[tells]`: what a script finds here; users are told before they submit."""
