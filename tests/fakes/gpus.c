@@ -9,6 +9,9 @@
      0.procs=4242,4243                                pids of the compute processes, empty for none
      0.error=15                                       every call on this card answers this nvmlReturn_t (15: the GPU is lost)
      0.error.util=3                                   one metric alone answers it
+     0.energy_mj=1000000                              a counter
+     0.links=1,1,0                                    state of each NvLink
+     0.mig=1 0.slices=2                               cut into slices, which are cards of their own at 32 + 8 × card + n: 32.uuid=MIG-… and so on
      hang=1                                           every call waits for ever, as for a driver in D state; crash=1: it ends the process
 
    A key that is not there answers NVML_ERROR_NOT_SUPPORTED. Without `count` there is no driver. Shapes and numbers are those of the public
@@ -23,7 +26,7 @@
 
 #define EXPORT __attribute__((visibility("default")))
 enum { SUCCESS = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, INSUFFICIENT_SIZE = 7, DRIVER_NOT_LOADED = 9 };
-enum { CARDS = 64, LINE = 4096 };
+enum { CARDS = 96, WHOLE = 32, SLICES = 8, LINE = 4096 };
 
 struct card { int index; };
 typedef struct card *handle;
@@ -120,7 +123,7 @@ EXPORT int nvmlDeviceGetHandleByIndex_v2(unsigned index, handle *card) {
   char key[96], error[32];
   int answer = nvmlDeviceGetCount_v2(&count);
   if (answer != SUCCESS) return answer;
-  if (index >= count || index >= CARDS) return INVALID_ARGUMENT;
+  if (index >= count || index >= WHOLE) return INVALID_ARGUMENT;
   snprintf(key, sizeof key, "%u.error", index);
   if (look_up(key, error, sizeof error)) return atoi(error);
   *card = &cards[index];
@@ -159,4 +162,34 @@ EXPORT int nvmlDeviceGetComputeRunningProcesses_v3(handle card, unsigned *count,
     if (found && number < room) found[number] = (struct process){(unsigned)atoi(pid), 0, 0xFFFFFFFFu, 0xFFFFFFFFu};
   *count = number;
   return number > room ? INSUFFICIENT_SIZE : SUCCESS;
+}
+
+EXPORT int nvmlSystemGetDriverVersion(char *value, unsigned room) { return look_up("driver", value, room) ? SUCCESS : NOT_SUPPORTED; }
+EXPORT int nvmlDeviceGetTotalEnergyConsumption(handle card, unsigned long long *energy) { return number_of(card, "energy_mj", energy); }
+
+EXPORT int nvmlDeviceGetNvLinkState(handle card, unsigned link, unsigned *active) {
+  char states[LINE];
+  int answer = text_of(card, "links", states, sizeof states);
+  if (answer != SUCCESS) return answer;
+  if (2 * link >= strlen(states)) return INVALID_ARGUMENT;
+  *active = states[2 * link] == '1';
+  return SUCCESS;
+}
+
+EXPORT int nvmlDeviceGetMigMode(handle card, unsigned *now, unsigned *later) {
+  int answer = small_number_of(card, "mig", now);
+  *later = *now;
+  return answer;
+}
+
+EXPORT int nvmlDeviceGetMaxMigDeviceCount(handle card, unsigned *count) { return small_number_of(card, "slices", count); }
+
+EXPORT int nvmlDeviceGetMigDeviceHandleByIndex(handle card, unsigned index, handle *slice) {
+  unsigned count = 0;
+  int answer = small_number_of(card, "slices", &count);
+  if (answer != SUCCESS) return answer;
+  if (index >= count || index >= SLICES) return INVALID_ARGUMENT;
+  if (WHOLE + SLICES * card->index + index >= CARDS) return INVALID_ARGUMENT;
+  *slice = &cards[WHOLE + SLICES * card->index + index];
+  return SUCCESS;
 }

@@ -54,6 +54,7 @@ class Rack:
             }
             for number, model in enumerate(models)
         ]
+        self._slices: dict[int, dict[str, str]] = {}
         self._write()
 
     @property
@@ -84,6 +85,33 @@ class Rack:
         found |= {"procs": "", "mem_used": "0"}
         self._write()
 
+    def say(self, card: int, **values: str) -> None:
+        """Anything else that the library knows: `energy_mj`, `links`, `util` …"""
+        self._cards[card] |= values
+        self._write()
+
+    def cut(self, card: int, profiles: Sequence[str]) -> list[str]:
+        """MIG mode with these slices; their ids. What a slice cannot say (its share of time, power) it does not say."""
+        self._cards[card] |= {"mig": "1", "slices": str(len(profiles)), "error.util": str(NOT_SUPPORTED)}
+        names = [f"MIG-{uuid.uuid5(uuid.NAMESPACE_URL, f'{self.uuids[card]}/{n}')}" for n in range(len(profiles))]
+        for n, (name, profile) in enumerate(zip(names, profiles, strict=True)):
+            self._slices[32 + 8 * card + n] = {
+                "uuid": name,
+                "name": f"NVIDIA {self.models[card]} MIG {profile}",
+                "mem_total": str(4864 * 1_048_576),
+                "mem_used": "0",
+                "procs": "",
+            }
+        self._write()
+        return names
+
+    def join(self, card: int) -> None:
+        """One card again."""
+        for key in ("mig", "slices", "error.util"):
+            self._cards[card].pop(key, None)
+        self._slices = {key: value for key, value in self._slices.items() if not 0 <= key - 32 - 8 * card < 8}
+        self._write()
+
     def profile(self, *, interconnect: str = "nvlink") -> Path:
         """The owner's declaration of these cards as one pool named `gpu`."""
         lines = [
@@ -102,7 +130,9 @@ class Rack:
 
     def _write(self) -> None:
         lines = [f"count={len(self._cards)}", "driver=550.90.07"]
-        lines += [f"{number}.{key}={value}" for number, card in enumerate(self._cards) for key, value in card.items()]
+        lines += [
+            f"{number}.{key}={value}" for number, card in [*enumerate(self._cards), *self._slices.items()] for key, value in card.items()
+        ]
         part = self.folder / ".cards.part"
         part.write_text("\n".join(lines) + "\n", encoding="ascii")
         part.rename(self.folder / "cards")

@@ -12,7 +12,7 @@ import msgspec
 
 from intertie.agent import accounts
 from intertie.agent.config import VERSION, Folder, plain_model, write_whole
-from intertie.agent.nvml import Reading
+from intertie.agent.sources.reading import Reading
 from intertie.agent.telemetry import Collector
 from intertie.agent.way import Way, http_options, way_of
 from intertie.contracts.base import decode, encode

@@ -31,11 +31,12 @@ from intertie.agent.leave import GatewayRelease, Leaving
 from intertie.agent.reopen import begin, recall_place, reopen, tell_held
 from intertie.agent.room import spaces_of
 from intertie.agent.site import Site
+from intertie.agent.sources.several import build
 from intertie.agent.telemetry import Collector, Telemetry
 from intertie.agent.transfer import GatewayTransfer
 from intertie.agent.upgrade import Successor
-from intertie.bus.nats import NatsBus
 from intertie.agent.way import way_of
+from intertie.bus.nats import NatsBus
 from intertie.bus.port import Bus
 from intertie.clock import Clock, SystemClock
 from intertie.contracts.base import decode, encode
@@ -75,11 +76,12 @@ class Agent:
         self._lock = self.folder.lock()
         self.joined = self.folder.joined()
         self.profiles = self.folder.profiles()
-        self.key = Key.read(self.folder.site_key)
         self.way = way_of(self.folder)
+        self.key = Key.read(self.folder.site_key)
         self.journal = await SqliteJournal.open(self.folder.journal)
         known = await self._known_gpus()
-        self.telemetry = Telemetry(self._collector, self.clock, self.node, known)
+        source = build(self.folder.rules().telemetry, self.folder.root, self.clock, self._collector)
+        self.telemetry = Telemetry(source, self.clock, self.node, known)
         self.site = Site(
             joined=self.joined,
             key=self.key,
@@ -146,6 +148,7 @@ class Agent:
         await self.site.observe(seen, pools)
         if self.lanes and self.bus.connected:
             local = {attempt.id: attempt.local is not None for attempt in self.site.books.attempts.values()}
+            self.telemetry.every_s = self.site.settings.telemetry_beat_s * self.beat
             sample = self.telemetry.sample(list(self.site.pools.values()), self.site.books.holds, local, seen, roots)
             await self.bus.publish(local_telemetry_subject(self.node), encode_sample(sample))
 

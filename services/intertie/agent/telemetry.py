@@ -1,7 +1,9 @@
-"""What this machine's devices do now: NVML through a child that is replaced when it hangs or dies, processes told apart at the source.
+"""What this machine's devices do now: NVML through a child that is replaced when it hangs or dies, or whatever source the owner named.
 
-A process is ours if it descends from one of our supervisors; anything else on a card is foreign, and a foreign or lost card takes no work. A
-lost card keeps the UUID it was known by. Nothing old is ever sent with a new time: what cannot be read now is None (BR-097).
+A process is ours if it descends from one of our supervisors; anything else on a card is foreign, and a foreign or lost card takes no work. Where a
+source knows no processes, a card that nobody of ours holds is foreign if it is in use, and unknown if that cannot be said. A lost card keeps the
+name it was known by. Nothing old is ever sent with a new time: what cannot be read now is None (BR-097). A card that is cut into slices is no
+device beside them.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ import msgspec
 from intertie.agent import procs
 from intertie.agent.config import plain_model
 from intertie.agent.core.devices import Holds, Pool, state_of
-from intertie.agent.nvml import CardReading, Reading
+from intertie.agent.sources.port import Source
+from intertie.agent.sources.reading import CardReading, Reading
 from intertie.clock import Clock
 from intertie.contracts.site import Device, DeviceKind, DeviceState
 from intertie.contracts.telemetry import DeviceSample, NodeSample
@@ -37,7 +40,10 @@ LINE_BYTES = 256 * 1024
 
 
 class Collector:
-    """The child, and the questions to it. `read` never hangs and never raises: it says what it could not find out."""
+    """The child, and the questions to it: the `Source` of NVML. `read` never hangs and never raises: it says what it could not find out."""
+
+    name = "nvml"
+    every_s = 0.0
 
     def __init__(self, argv: Sequence[str] = (), env: Mapping[str, str] | None = None, *, deadline_s: float = DEADLINE_S) -> None:
         self._argv = list(argv) or [sys.executable, "-m", "intertie.agent.nvml"]
@@ -109,38 +115,83 @@ class Collector:
 class Telemetry:
     """Samples of one node. `known` remembers cards by index, so that a lost one keeps its name; it may be filled from disk."""
 
-    def __init__(self, collector: Collector, clock: Clock, node: str, known: Mapping[int, Device] | None = None) -> None:
+    def __init__(
+        self, collector: Source, clock: Clock, node: str, known: Mapping[int, Device] | None = None, *, every_s: float = 0.0
+    ) -> None:
+        """`every_s`: seconds between samples, as told with each; 0: not told."""
         self._collector = collector
         self._clock = clock
         self.node = node
+        self.every_s = every_s
         self.known: dict[int, Device] = dict(known or {})
         self.none = ""
         """Why this machine has no GPU, once NVML said so."""
+        self.driver = ""
+        """Its version, as last read; empty: not known."""
         self._sequence = 0
         self._readings: dict[DeviceId, CardReading] = {}
-        self._trouble = ""
+        self._trouble: Mapping[str, str] = {}
+        """Source → why it could not be read."""
+        self._source: dict[DeviceId, str] = {}
+        """Who told of a device last."""
+        self._parents: dict[DeviceId, DeviceId] = {}
+        self._notes: frozenset[str] = frozenset()
 
     async def close(self) -> None:
         await self._collector.close()
 
+    @property
+    def cards(self) -> Mapping[DeviceId, CardReading]:
+        """What was read of each device with the last look."""
+        return self._readings
+
     async def look(self, roots: Collection[int]) -> dict[DeviceId, DeviceState]:
         """Read the cards; the state of each as the driver shows it (a holder of ours is the agent's knowledge, not the driver's)."""
         reading = await self._collector.read()
-        self.none, self._trouble = reading.none, reading.error
+        self.none, self.driver = reading.none, reading.driver or self.driver
+        self._trouble = reading.troubles or ({self._collector.name: reading.error} if reading.error else {})
+        self._tell(reading)
         self._readings = {}
+        self._forget_the_recut(reading.cards)
         for card in reading.cards:
+            if card.sliced:
+                continue
             self._learn(card)
             if card.index in self.known:
-                self._readings[self.known[card.index].id] = card
+                device = self.known[card.index].id
+                self._readings[device] = card
+                self._source[device] = card.source or self._collector.name
         states: dict[DeviceId, DeviceState] = {}
-        for device in self.known.values():
-            found = self._readings.get(device.id)
+        for device in (known.id for known in self.known.values()):
+            found = self._readings.get(device)
             if found is None:
-                # Known, and not among those that the driver counts: it fell off the bus. A collector that is stuck says nothing of it.
-                states[device.id] = DeviceState.UNKNOWN if self._trouble else DeviceState.LOST
+                # Known, and not among those that its source counts: it fell off the bus. A source that is stuck says nothing of it.
+                states[device] = DeviceState.UNKNOWN if self._trouble_of(device) else DeviceState.LOST
             else:
-                states[device.id] = _state(found, roots)
+                states[device] = _state(found, roots)
         return states
+
+    def _trouble_of(self, device: DeviceId) -> Mapping[str, str]:
+        """Sources that could not be read and may know it."""
+        source = self._source.get(device)
+        return self._trouble if source is None else {name: why for name, why in self._trouble.items() if name == source}
+
+    def _tell(self, reading: Reading) -> None:
+        """What was set aside, once in the log."""
+        for note in sorted(frozenset(reading.notes) - self._notes):
+            LOG.warning("a series is set aside", why=note)
+        self._notes = frozenset(reading.notes)
+
+    def _forget_the_recut(self, cards: Collection[CardReading]) -> None:
+        """A card that is cut now, and slices that their card no longer has: made otherwise by the owner, and not lost."""
+        here = {card.uuid for card in cards}
+        cut = {card.uuid for card in cards if card.sliced}
+        self._parents |= {DeviceId(card.uuid): DeviceId(card.parent) for card in cards if card.uuid and card.parent}
+        for index, device in list(self.known.items()):
+            parent = self._parents.get(device.id)
+            if device.id in cut or (parent is not None and parent in here and device.id not in here):
+                del self.known[index]
+                self._parents.pop(device.id, None)
 
     def _learn(self, card: CardReading) -> None:
         if card.uuid is None:
@@ -176,12 +227,19 @@ class Telemetry:
         devices = [
             self._device(pool, device, state_of(pool.name, device, holds, local, seen), roots) for pool in pools for device in pool.devices
         ]
-        return NodeSample(node=self.node, sampled=self._clock.now(), sequence=self._sequence, devices=devices)
+        return NodeSample(
+            node=self.node,
+            sampled=self._clock.now(),
+            sequence=self._sequence,
+            devices=devices,
+            every_s=self.every_s,
+            host_memory_mib=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 1_048_576,
+        )
 
     def _device(self, pool: Pool, device: Device, state: DeviceState, roots: Collection[int]) -> DeviceSample:
         card = self._readings.get(device.id)
         if device.kind is DeviceKind.SLOT or card is None:
-            errors = {"nvml": self._trouble} if device.kind is DeviceKind.GPU and self._trouble else {}
+            errors = dict(self._trouble_of(device.id)) if device.kind is DeviceKind.GPU else {}
             return DeviceSample(id=device.id, pool=pool.name, kind=device.kind, state=state, model=device.model, errors=errors)
         ours, foreign = _sides(card, roots)
         return DeviceSample(
@@ -193,11 +251,14 @@ class Telemetry:
             model=device.model,
             memory_total_mib=card.memory_total_mib,
             memory_used_mib=card.memory_used_mib,
+            memory_kind="unified" if card.unified else "",
             utilisation_percent=card.utilisation_percent,
             temperature_c=card.temperature_c,
             power_w=card.power_w,
             our_processes=ours,
             foreign_processes=foreign,
+            sampled=card.read_at,
+            every_s=card.every_s,
             errors=card.errors,
         )
 
@@ -219,6 +280,9 @@ def _state(card: CardReading, roots: Collection[int]) -> DeviceState:
     if card.lost:
         return DeviceState.LOST
     ours, foreign = _sides(card, roots)
-    if foreign is None or ours is None:
+    if foreign is not None and ours is not None:
+        return DeviceState.FOREIGN if foreign else DeviceState.FREE
+    if card.in_use is None:
         return DeviceState.UNKNOWN
-    return DeviceState.FOREIGN if foreign else DeviceState.FREE
+    # Whether it is ours is the table of holders' to say, which is asked before a stranger.
+    return DeviceState.FOREIGN if card.in_use else DeviceState.FREE

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from intertie.agent.core.place import LinkWay, Tells
+from intertie.agent.sources.settings import TelemetrySource
 
 
 class Rules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -16,6 +17,8 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """No new work below the smaller of this much free space …"""
     disk_floor_percent: float = 2.0
     """… and this share of the file system."""
+    telemetry: list[TelemetrySource] = []
+    """Where readings of the devices come from; empty: NVML. Names, units and labels of an exporter are in its mapping (ops/docs/telemetry.md)."""
     link: LinkWay | None = None
     """`[link]`: the proxy that leads to the hub."""
     tells: Tells | None = None
