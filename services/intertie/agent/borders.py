@@ -157,7 +157,14 @@ class Borders:
         # A border that lies in the staging is told with all of the staging.
         through = max(0, passed[-1])
         inside = self.inside(attempt, through)
-        parts = usage.spans_through(through, staged_us=usage.staged_us(attempt, site.boot), borders_us=inside, cut=before)
+        parts = usage.spans_through(
+            through,
+            staged_us=usage.staged_us(attempt, site.boot),
+            borders_us=inside,
+            cut=before,
+            queued_us=usage.queued_us(attempt, site.boot),
+            suspended=usage.suspended(attempt, through + 1),
+        )
         after = before.segments if before is not None else 0
         told = usage.segments(attempt, site.joined.site, parts, after=after, islanded=site.islanded(), final=False)
         cut = usage.extended(before, through, usage.counts(attempt, parts))

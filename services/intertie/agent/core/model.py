@@ -74,6 +74,25 @@ class StartedRecord(msgspec.Struct, frozen=True, kw_only=True):
     native_id: str
     offset_s: float = 0.0
     error_s: float = 0.0
+    nodes: list[str] = []
+    held_devices: list[str] = []
+    """The cards themselves, where the attempt's devices are rights."""
+
+
+class QueuedRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """When the site's own queue took it, by this host's clocks."""
+
+    native_id: str
+    cluster: str
+    utc_ns: int
+    boot_ns: int
+
+
+class Suspension(msgspec.Struct, frozen=True, kw_only=True):
+    """It held its place and did not run, as far as looks at the scheduler tell: microseconds from the anchor. `end_us` None: it still does."""
+
+    start_us: int
+    end_us: int | None = None
 
 
 class EndedRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -134,6 +153,9 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     """The signed offer without values of the environment, from which a hub that lost the job adopts it: kept as long as the row."""
     stop: StopAsked | None = None
     refusal: Failing | None = None
+    queued: QueuedRecord | None = None
+    """Of work that waits, or waited, in a queue of the site's own."""
+    suspensions: list[Suspension] = []
     started: StartedRecord | None = None
     ended: EndedRecord | None = None
 

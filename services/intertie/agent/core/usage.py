@@ -7,7 +7,7 @@ differences, and their sum is exact.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 
 import msgspec
@@ -52,14 +52,26 @@ def anchor(started: StartedRecord, kernel_boot: str) -> Anchor:
     )
 
 
-def spans(*, staged_us: int, ran_us: int, packing_us: int, borders_us: Sequence[int] = ()) -> list[Span]:
-    """The phases of one attempt in order: stage in (from the go), run, stage out (packing what returns). Empty phases are left out.
+def spans(
+    *,
+    staged_us: int,
+    ran_us: int,
+    packing_us: int,
+    borders_us: Sequence[int] = (),
+    queued_us: int = 0,
+    suspended: Sequence[tuple[int, int]] = (),
+) -> list[Span]:
+    """The phases of one attempt in order: stage in (from the go), the site's own queue, run with what of it was suspended, stage out (packing what
+    returns). Empty phases are left out.
 
-    `borders_us` are period borders, in microseconds from the anchor; a phase is cut at each that lies inside it.
+    `borders_us` are period borders, in microseconds from the anchor; a phase is cut at each that lies inside it. `queued_us` is the last part of
+    `staged_us`. `suspended` are pieces within the run, in order, that do not overlap.
     """
+    queued_us = min(queued_us, staged_us)
     whole = (
-        Span(UsagePhase.STAGE_IN, -staged_us, 0),
-        Span(UsagePhase.RUN, 0, ran_us),
+        Span(UsagePhase.STAGE_IN, -staged_us, -queued_us),
+        Span(UsagePhase.SITE_QUEUE, -queued_us, 0),
+        *_run(ran_us, suspended),
         Span(UsagePhase.STAGE_OUT, ran_us, ran_us + packing_us),
     )
     cut: list[Span] = []
@@ -70,8 +82,51 @@ def spans(*, staged_us: int, ran_us: int, packing_us: int, borders_us: Sequence[
                 cut.append(Span(span.phase, start, border, "period"))
                 start = border
         if span.end_us > start:
-            cut.append(Span(span.phase, start, span.end_us))
+            cut.append(Span(span.phase, start, span.end_us, span.cause))
     return cut
+
+
+def _run(ran_us: int, suspended: Sequence[tuple[int, int]]) -> list[Span]:
+    """[0, ran_us) without gap or overlap, whatever `suspended` says."""
+    parts: list[Span] = []
+    at = 0
+    for start_us, end_us in suspended:
+        start_us, end_us = max(at, start_us), min(end_us, ran_us)
+        if end_us > start_us:
+            parts += [Span(UsagePhase.RUN, at, start_us, "suspended"), Span(UsagePhase.SUSPENDED, start_us, end_us, "resumed")]
+            at = end_us
+    if parts and at >= ran_us:
+        parts[-1] = replace(parts[-1], cause="ended")
+    return [*parts, Span(UsagePhase.RUN, at, ran_us)]
+
+
+def queued_us(attempt: Attempt, boot: str) -> int:
+    """From the site's own queue to the start; 0 if it had none, or if that was in another boot, whose clock is gone."""
+    if attempt.queued is None or attempt.started is None or attempt.kernel_boot != boot:
+        return 0
+    return max(0, attempt.started.boot_ns - attempt.queued.boot_ns) // 1_000
+
+
+def suspended(attempt: Attempt, through_us: int, accounted_us: int = 0, told_us: int = 0) -> list[tuple[int, int]]:
+    """Pieces of [0, through_us) in which it was seen suspended. `accounted_us`: what the scheduler's own books say of all of them together (0: nothing);
+    looks see it only so often, so the last piece that is not told yet (`told_us`) is made longer or shorter until the books are met, or as nearly as
+    can be."""
+    seen = [(one.start_us, through_us if one.end_us is None else min(one.end_us, through_us)) for one in attempt.suspensions]
+    pieces = [(start, end) for start, end in seen if end > start]
+    missing = accounted_us - sum(end - start for start, end in pieces) if accounted_us > 0 else 0
+    if missing > 0:
+        start, end = pieces.pop() if pieces and pieces[-1][1] > told_us else (through_us, through_us)
+        floor = max(told_us, pieces[-1][1] if pieces else 0)
+        later = min(missing, through_us - end)
+        pieces.append((min(start, max(floor, start - (missing - later))), end + later))
+    while missing < 0 and pieces and pieces[-1][1] > told_us:
+        start, end = pieces.pop()
+        kept = max(start, told_us, end + missing)
+        missing += end - kept
+        if kept > start:
+            pieces.append((start, kept))
+            break
+    return [(start, end) for start, end in pieces if end > start]
 
 
 class Cut(msgspec.Struct, frozen=True, kw_only=True):
@@ -101,16 +156,41 @@ def at_us(attempt: Attempt, moments: Sequence[datetime]) -> list[int]:
     return [(moment - fixed) // timedelta(microseconds=1) for moment in moments]
 
 
-def spans_through(border_us: int, *, staged_us: int, borders_us: Sequence[int], cut: Cut | None) -> list[Span]:
+def spans_through(
+    border_us: int,
+    *,
+    staged_us: int,
+    borders_us: Sequence[int],
+    cut: Cut | None,
+    queued_us: int = 0,
+    suspended: Sequence[tuple[int, int]] = (),
+) -> list[Span]:
     """What a running attempt's segments are from the last cut through this border."""
-    whole = spans(staged_us=staged_us, ran_us=border_us + 1, packing_us=0, borders_us=[*borders_us, border_us])
+    whole = spans(
+        staged_us=staged_us,
+        ran_us=border_us + 1,
+        packing_us=0,
+        borders_us=[*borders_us, border_us],
+        queued_us=queued_us,
+        suspended=suspended,
+    )
     return [span for span in remaining(whole, cut) if span.end_us <= border_us]
 
 
-def spans_to_end(*, staged_us: int, ran_us: int, packing_us: int, borders_us: Sequence[int], cut: Cut | None) -> list[Span]:
+def spans_to_end(
+    *,
+    staged_us: int,
+    ran_us: int,
+    packing_us: int,
+    borders_us: Sequence[int],
+    cut: Cut | None,
+    queued_us: int = 0,
+    suspended: Sequence[tuple[int, int]] = (),
+) -> list[Span]:
     """What is left to journal when it has ended. What was said stays said: a run that was cut at a border lasted through it."""
     through = [*borders_us, cut.told_us] if cut is not None else borders_us
-    return remaining(spans(staged_us=staged_us, ran_us=ran_us, packing_us=packing_us, borders_us=through), cut)
+    parts = spans(staged_us=staged_us, ran_us=ran_us, packing_us=packing_us, borders_us=through, queued_us=queued_us, suspended=suspended)
+    return remaining(parts, cut)
 
 
 def remaining(spans: Sequence[Span], cut: Cut | None) -> list[Span]:

@@ -1,0 +1,241 @@
+"""What the start stub of a native job recorded, and what that and the scheduler's word together make of its end.
+
+Records are lines `name=value`, written by a shell under the job's own account: they are parsed as strangers' words, and a record that says what
+cannot be is no record. The scheduler's word says who ended it; the stub's says how, where the scheduler does not know.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from intertie.agent.adapters.port import NativeEnd, NativeJob, NativeOutcome, NativePhase
+from intertie.agent.core.attempts import Exit
+from intertie.agent.core.model import StartedRecord
+
+TOO_LATE, TWICE, BROKEN = 221, 222, 224
+"""Exit codes by which the stub began nothing. Only with no `exit` record beside them: a job may end with any code."""
+
+# No clock of a host says anything beyond these, in nanoseconds.
+MOST_NS = 2**63 - 1
+# Two clocks that differ by less than this are one: a look takes so long.
+SAME_CLOCK_US = 5_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class StubTime:
+    """A node's clocks: wall, and since its boot; nanoseconds."""
+
+    utc_ns: int
+    boot_ns: int
+    boot_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class StubStarted:
+    """It began the user's code."""
+
+    at: StubTime
+    node: str = ""
+    native_id: str = ""
+    restarts: int = 0
+    cards: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StubEnded:
+    """How the user's code ended. `stopped`: why the stub ended it (`asked`, `lease_ended`, `wall_limit`, `signalled`), or empty."""
+
+    at: StubTime
+    code: int | None = None
+    signal: int | None = None
+    stopped: str = ""
+    refused_errno: int | None = None
+    refused_file: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StubRefused:
+    """It began nothing."""
+
+    why: str
+    what: str
+
+
+def fields(data: bytes) -> Mapping[str, str]:
+    """Names and values of a record; the first of a name stands."""
+    found: dict[str, str] = {}
+    for line in data.decode("utf-8", "replace").splitlines():
+        name, is_one, value = line.partition("=")
+        if is_one:
+            found.setdefault(name.strip(), value.strip()[:4_096])
+    return found
+
+
+def _number(text: str | None, most: int = MOST_NS) -> int | None:
+    if text is None or not text.isascii() or not text.isdigit() or len(text) > 19:
+        return None
+    value = int(text)
+    return value if value <= most else None
+
+
+def _time(record: Mapping[str, str]) -> StubTime | None:
+    utc_ns, boot_ns = _number(record.get("utc_ns")), _number(record.get("boot_ns"))
+    return StubTime(utc_ns, boot_ns or 0, record.get("boot_id", "")) if utc_ns is not None else None
+
+
+def started_of(data: bytes) -> StubStarted | None:
+    """None: it is no whole record of a format that we read."""
+    record = fields(data)
+    at = _time(record)
+    if record.get("format") != "1" or at is None:
+        return None
+    cards = tuple(card for card in record.get("cards", "").split(",") if card)[:1_024]
+    return StubStarted(at, record.get("node", "")[:256], record.get("native", "")[:256], _number(record.get("restarts")) or 0, cards)
+
+
+STOPS = frozenset({"asked", "lease_ended", "wall_limit", "signalled"})
+
+
+def ended_of(data: bytes) -> StubEnded | None:
+    """None: it is no whole record of a format that we read, or tells no end."""
+    record = fields(data)
+    at = _time(record)
+    code, signal = _number(record.get("code"), 255), _number(record.get("signal"), 127)
+    refused, stopped = _number(record.get("refused"), 4_095), record.get("stopped", "")
+    if record.get("format") != "1" or at is None or (stopped and stopped not in STOPS):
+        return None
+    if sum(value is not None for value in (code, signal, refused)) != 1:
+        return None
+    return StubEnded(at, code, signal, stopped, refused, record.get("what", "") if refused is not None else "")
+
+
+def refused_of(data: bytes) -> StubRefused | None:
+    record = fields(data)
+    return StubRefused(record.get("why", ""), record.get("what", "")) if record.get("format") == "1" else None
+
+
+# --- the start ---------------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Now:
+    """The agent's own clocks, read together."""
+
+    utc_us: int
+    boot_us: int
+
+
+def _us(moment: object) -> int:
+    return int(moment.timestamp() * 1_000_000)  # type: ignore[attr-defined]  # a datetime
+
+
+def anchored(job: NativeJob | None, behind_us: int, stub: StubStarted, now: Now) -> StartedRecord:
+    """When it began, on the agent's own clocks: by the scheduler's start where that is told, else by the stub's.
+
+    `behind_us`: the agent's wall clock minus the scheduler's at the look that `job` is of; below `SAME_CLOCK_US` it is one clock. What would lie in
+    the future began now.
+    """
+    if job is not None and job.started is not None:
+        utc_us = _us(job.started) + (behind_us if abs(behind_us) >= SAME_CLOCK_US else 0)
+    else:
+        utc_us = stub.at.utc_ns // 1_000
+    utc_us = min(utc_us, now.utc_us)
+    nodes = list(job.nodes) if job is not None and job.nodes else [stub.node] if stub.node else []
+    held = [str(device) for device in job.devices] if job is not None and job.devices else list(stub.cards)
+    return StartedRecord(
+        utc_ns=utc_us * 1_000,
+        boot_ns=max(0, now.boot_us - (now.utc_us - utc_us)) * 1_000,
+        native_id=(job.native_id if job is not None else stub.native_id) or "",
+        nodes=nodes,
+        held_devices=held,
+    )
+
+
+# --- the end -----------------------------------------------------------------------------------------------------------------------------
+
+
+def ran_us(job: NativeJob | None, started: StubStarted | None, ended: StubEnded | None) -> int:
+    """Between start and end: by the site's own books where they have both, for they are what its owner counts by; else by the stub's clocks, the
+    one that no step moves if it is of one boot."""
+    if job is not None and job.started is not None and job.ended is not None:
+        return max(0, _us(job.ended) - _us(job.started))
+    if started is None:
+        return 0
+    if ended is not None:
+        same = started.at.boot_id == ended.at.boot_id and bool(started.at.boot_id)
+        return max(0, ended.at.boot_ns - started.at.boot_ns if same else ended.at.utc_ns - started.at.utc_ns) // 1_000
+    if job is not None and job.ended is not None:
+        return max(0, _us(job.ended) - started.at.utc_ns // 1_000)
+    return 0
+
+
+SITE_ENDS: Mapping[NativeOutcome, str] = {
+    NativeOutcome.PREEMPTED: "preempted",
+    NativeOutcome.NODE_FAILED: "node_failed",
+    NativeOutcome.LAUNCH_FAILED: "launch_failed",
+    NativeOutcome.OUT_OF_MEMORY: "out_of_memory",
+}
+"""Outcomes that stand whatever the stub recorded: by its signal alone none of them can be told."""
+
+
+def exit_of(job: NativeJob | None, started: StubStarted | None, ended: StubEnded | None, *, asked: bool) -> Exit:
+    """How begun work ended. `asked`: we asked for its end. The ladder, in order; the first that applies decides."""
+    end = job.end if job is not None and job.phase is NativePhase.ENDED else None
+    base = Exit(
+        certain=True,
+        ran_us=ran_us(job, started, ended),
+        native_state=job.state if job is not None else "",
+        native_reason=(job.reason or (end.text if end is not None else "")) if job is not None else "",
+        suspended_us=job.suspended_us if job is not None else 0,
+    )
+    if ended is not None and ended.refused_errno is not None:
+        return replace(base, refused_errno=ended.refused_errno, refused_file=ended.refused_file, refused_text="No such file or directory")
+    code, signal = _code(ended, end)
+    base = replace(base, code=code, signal=signal)
+    if end is not None and (by_site := SITE_ENDS.get(end.outcome)):
+        return replace(base, ended_by=by_site)
+    if ended is not None and ended.stopped in ("asked", "lease_ended", "wall_limit"):
+        return replace(base, stopped_for=ended.stopped)
+    if ended is not None and not ended.stopped and ended.signal is None:
+        return base  # It had ended by itself before anybody else could end it.
+    if end is not None and end.outcome is NativeOutcome.WALL_LIMIT:
+        return replace(base, stopped_for="wall_limit")
+    if end is not None and end.outcome is NativeOutcome.CANCELLED:
+        return replace(base, stopped_for="asked") if asked else replace(base, ended_by="cancelled_at_site")
+    if ended is not None:
+        # The shell's word for the job itself, told of its end by nobody else.
+        return replace(base, stopped_for="asked") if asked and ended.stopped == "signalled" else base
+    return _by_scheduler_alone(base, end, asked=asked)
+
+
+def _code(ended: StubEnded | None, end: NativeEnd | None) -> tuple[int | None, int | None]:
+    if ended is not None:
+        return ended.code, ended.signal
+    return (end.code, end.signal) if end is not None else (None, None)
+
+
+def _by_scheduler_alone(base: Exit, end: NativeEnd | None, *, asked: bool) -> Exit:
+    """It began and left no record of its end: its stub was killed with it, or begun anew by the scheduler, which the stub refuses."""
+    if end is None or end.outcome in (NativeOutcome.UNKNOWN, NativeOutcome.NEVER_STARTED):
+        return replace(base, certain=False, code=None, signal=None)
+    if end.outcome is NativeOutcome.EXITED and end.code in (TWICE, TOO_LATE, BROKEN):
+        return replace(base, code=None, signal=None, ended_by="restarted")
+    if end.outcome is NativeOutcome.EXITED and end.code is None and end.signal is None:
+        return replace(base, certain=False)
+    if asked and end.signal is not None:
+        return replace(base, stopped_for="asked")
+    return base
+
+
+def never(outcome: NativeOutcome, text: str) -> Exit:
+    """Native work that ended before it began, in the words of `Exit`: too late and dropped is nobody's fault, what could not be launched the site's."""
+    match outcome:
+        case NativeOutcome.CANCELLED | NativeOutcome.PREEMPTED:
+            number = errno.ECANCELED
+        case NativeOutcome.LAUNCH_FAILED | NativeOutcome.NODE_FAILED:
+            number = errno.ENOEXEC
+        case _:
+            number = errno.ETIME
+    return Exit(certain=True, refused_errno=number, refused_file="native queue", refused_text=text)
