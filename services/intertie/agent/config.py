@@ -151,13 +151,24 @@ def plain_model(name: str) -> str:
 
 
 def make_pools(profiles: Iterable[PoolProfile], gpus: Sequence[Device], node: str) -> list[Pool]:
-    """Pools with their devices: slots are counted from the declaration, GPUs are those seen here of the declared model."""
+    """Pools with their devices: slots are counted from the declaration, GPUs are those seen here that the profile names, or of its model.
+
+    A card is in one pool only: in the one that names it, else in the first that is declared of its model and not full.
+    """
+    declared = list(profiles)
+    left = {gpu.id: gpu for gpu in gpus}
+    named = {device for profile in declared for device in profile.devices}
     pools: list[Pool] = []
-    for profile in profiles:
+    for profile in declared:
         if profile.accelerator == "none":
             devices = [Device(id=DeviceId(f"slot-{n}"), kind=DeviceKind.SLOT, node=node) for n in range(1, profile.count + 1)]
         else:
-            matching = [gpu for gpu in gpus if plain_model(gpu.model) == plain_model(profile.accelerator)]
+            model = plain_model(profile.accelerator)
+            matching = [left[id] for id in profile.devices if id in left] or [
+                gpu for gpu in left.values() if gpu.id not in named and not profile.devices and plain_model(gpu.model) == model
+            ]
             devices = matching[: profile.count]
+            for device in devices:
+                del left[device.id]
         pools.append(Pool(profile, devices))
     return pools

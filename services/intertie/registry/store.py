@@ -31,7 +31,7 @@ from intertie.contracts.site import (
 from intertie.errors import NotFound, Refused
 from intertie.ids import DeviceId, PoolName, SiteName
 from intertie.link.lost import range_lost
-from intertie.registry.core import faults, inventory, modes, profile, site
+from intertie.registry.core import faults, inventory, modes, profile, shares, site
 from intertie.registry.core.freshness import Judgement
 from intertie.store import Leader, StoreTx
 
@@ -164,7 +164,8 @@ class RegistryStore(ABC):
             await mark(rows.tx)
             known = await known_site(rows, name)
             pools = {row.record.pool: row for row in await rows.pools(known.site)}
-            taken = inventory.take(entry.pools, {pool: row.record.inventory for pool, row in pools.items()})
+            named = shares.named(row.record.profile for row in pools.values())
+            taken = inventory.take(entry.pools, {pool: row.record.inventory for pool, row in pools.items()}, named)
             for pool, held in taken.pools.items():
                 record = inventory.apply(pools[pool].record, held, at=entry.at)
                 if record is not pools[pool].record:
@@ -302,6 +303,9 @@ class RegistryStore(ABC):
         )
         if row is not None and record is row.record:
             return False
+        others = [one.record for one in pools.values()]
+        if (twice := shares.objection(declared, others, offered=record.offered_devices)) is not None:
+            raise twice
         if row is None:
             decision = modes.at_joining(declared, by=by, now=now)
             record = msgspec.structs.replace(record, decision=decision)

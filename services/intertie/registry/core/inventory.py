@@ -26,14 +26,17 @@ class Taken:
     """Pools of the report that no profile declares: they count for nothing."""
 
 
-def take(report: Sequence[PoolInventory], held: Mapping[PoolName, PoolInventory | None]) -> Taken:
+def take(
+    report: Sequence[PoolInventory], held: Mapping[PoolName, PoolInventory | None], named: Mapping[DeviceId, PoolName] | None = None
+) -> Taken:
     """Judge a report against what each declared pool held before (`held` names every declared pool of the site).
 
-    A GPU that stands in two pools counts in the one that already held it, else in the one named first. Slots are numbered inside their pool,
-    so equal names are not the same slot.
+    A GPU that stands in two pools counts in the one whose declaration names it (`named`), else in the one that already held it, else in the one
+    reported first. Slots are numbered inside their pool, so equal names are not the same slot.
     """
     reported = {inventory.pool: inventory for inventory in report[:MOST_POOLS]}
-    owner = _owners(reported, held)
+    own = {device: pool for device, pool in (named or {}).items() if pool in held}
+    owner = {**_owners(reported, held), **own}
     doubled: dict[DeviceId, tuple[PoolName, PoolName]] = {}
     counted: dict[PoolName, PoolInventory] = {}
     for pool, inventory in reported.items():
