@@ -24,7 +24,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import msgspec
 
-from intertie.embedded.nats import Cluster, Nats, OperatorMode, bus_account, reachable, write_config
+from intertie.embedded.nats import Cluster, Nats, OperatorMode, Websocket, bus_account, reachable, write_config
 from intertie.embedded.postgres import DATABASE, HOST, Postgres, RolePassword, database_account
 from intertie.embedded.process import Account, private_folder, write_private
 from intertie.errors import Refused
@@ -41,11 +41,13 @@ class HubPorts(msgspec.Struct, frozen=True, kw_only=True):
     bus: int = 4222
     database: int = 54329
     gateway: int = 8480
+    websocket: int = 0
+    """The bus for sites whose border lets only WebSocket through; TLS ends in front of it. 0: not offered."""
 
     def __post_init__(self) -> None:
-        ports = [self.bus, self.database, self.gateway]
+        ports = [self.bus, self.database, self.gateway, *([self.websocket] if self.websocket else [])]
         if not all(0 < port < 65_536 for port in ports) or len(set(ports)) != len(ports):
-            raise Refused("hub.ports", f"ports must be three different numbers of 1 to 65535, not {ports}")
+            raise Refused("hub.ports", f"ports must be different numbers of 1 to 65535, not {ports}")
 
 
 # Where a node of the bus listens for the others: its clients' port and this.
@@ -182,7 +184,19 @@ class HubLayout:
 
     @property
     def bus_public_urls(self) -> tuple[str, ...]:
-        return self.settings.bus_public_urls or self.bus_urls
+        """What a join is answered with; a bus offered by WebSocket without a name of its own is named as this machine reaches it."""
+        return self.settings.bus_public_urls or (*self.bus_urls, *self.websocket_urls)
+
+    @property
+    def websocket_urls(self) -> tuple[str, ...]:
+        """Without TLS, which ends in front of these; empty where it is not offered."""
+        return tuple(f"ws://{self._bus_host(node)}:{ws.port}" for node in self.bus_nodes if (ws := self.websocket(node)))
+
+    def websocket(self, node: int) -> Websocket | None:
+        first = self.settings.ports.websocket
+        if not first:
+            return None
+        return Websocket(self.settings.bus_host, first + (0 if self.settings.bus_hosts else node - 1))
 
     def bus(self, node: int = 1) -> Nats:
         """The hub's nats-server (or a further node of it), not started."""
@@ -383,6 +397,7 @@ def _write_bus(layout: HubLayout, now: datetime) -> None:
             account=bus_account(),
             name=layout.settings.title,
             cluster=layout.cluster(node),
+            websocket=layout.websocket(node),
             preload="./preload.conf" if node == 1 else "../nats/preload.conf",
         )
 

@@ -91,6 +91,12 @@ def hub() -> None:
 @click.option("--bus-host", "bus_hosts", multiple=True, help="Name of the machine of each node, if they are not on this one; repeated.")
 @click.option("--port", default=None, type=click.IntRange(1, 65535), help="Gateway port (first: 8480).")
 @click.option("--bus-port", default=None, type=click.IntRange(1, 65535), help="Port of the bus (first: 4222).")
+@click.option(
+    "--websocket-port",
+    default=None,
+    type=click.IntRange(0, 65535),
+    help="Offer the bus by WebSocket at this port too; TLS ends in front of it, and sites are told its name by --bus-url wss://NAME. 0: no more.",
+)
 @click.option("--database-port", default=None, type=click.IntRange(1, 65535), help="Port of the database (first: 54329).")
 @click.option(
     "--postgres-init",
@@ -110,6 +116,7 @@ def init(
     bus_hosts: tuple[str, ...],
     port: int | None,
     bus_port: int | None,
+    websocket_port: int | None,
     database_port: int | None,
     postgres_init: Path | None,
 ) -> None:
@@ -127,7 +134,7 @@ def init(
         bus_public_urls=bus_urls or None,
         bus_nodes=int(bus_nodes) if bus_nodes else None,
         bus_hosts=hosts if (bus_nodes or str(before.bus_nodes)) != "1" else (),
-        ports=_changed(before.ports, bus=bus_port, database=database_port, gateway=port),
+        ports=_changed(before.ports, bus=bus_port, database=database_port, gateway=port, websocket=websocket_port),
     )
     layout = init_hub(folder, SystemClock().now(), settings=settings)
     if postgres_init is not None:
@@ -154,10 +161,13 @@ def write_postgres_init(layout: HubLayout, folder: Path) -> None:
 @click.option(
     "--copies", type=click.IntRange(1, 4), default=1, show_default=True, help="Processes of each service; one that ends is not missed."
 )
-def up(data: Path | None, copies: int) -> None:
+@click.option("--websocket", type=click.IntRange(0, 65535), default=None, help="As --websocket-port of `intertie hub init`.")
+def up(data: Path | None, copies: int, websocket: int | None) -> None:
     """Run database, bus and services in the foreground; Ctrl-C stops them in order. A second gateway listens at the next port."""
     folder = data or default_data_dir()
-    layout = init_hub(folder, SystemClock().now())
+    before = read_settings(folder)
+    settings = None if websocket is None else _changed(before, ports=_changed(before.ports, websocket=websocket))
+    layout = init_hub(folder, SystemClock().now(), settings=settings)
     supervisor = HubSupervisor(layout, say=note, copies=copies)
     sys.exit(asyncio.run(run_hub(supervisor)))
 
