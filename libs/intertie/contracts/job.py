@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
 from enum import StrEnum
 from typing import Annotated, ClassVar
 
@@ -9,6 +10,7 @@ import msgspec
 
 from intertie.contracts.base import Contract, Event, Instant, NonNegative, Positive, Text
 from intertie.contracts.site import DeviceKind, TaskType
+from intertie.contracts.telemetry import DeviceUse
 from intertie.ids import AttemptId, DeviceId, Digest, JobId, PoolName, RoundId, SiteName, SpecId, TenantName
 
 Devices = Annotated[int, msgspec.Meta(ge=0, le=1_000_000)]
@@ -104,6 +106,10 @@ class JobSpec(Contract, frozen=True, kw_only=True):
     on_silence: OnSilence = OnSilence.WAIT
     restartable: bool = False
     start_by_s: Annotated[int, msgspec.Meta(ge=1, le=604_800)] = 600
+    offering: str = ""
+    """A job offering of `site`: this is a request, which the site's owner accepts or declines."""
+    budget: Decimal | None = None
+    """Of a request: at most this, at the offering's price."""
 
 
 class Attribution(Contract, frozen=True, kw_only=True):
@@ -211,6 +217,13 @@ class AttemptRecord(Contract, frozen=True, kw_only=True):
     suspended_us: NonNegative = 0
     nodes: list[str] = []
     held_devices: list[str] = []
+    offering: str = ""
+    """A request to this job offering: `offered` means asked, `claimed` accepted, `refused` declined. Its `devices` are names of its own; which
+    cards they are is the site's."""
+    answer_by: Instant | None = None
+    """By when the owner promised an answer."""
+    device_use: list[DeviceUse] = []
+    """How the devices were used, as the site saw it; empty: nobody looked."""
     version: Positive
 
 

@@ -6,6 +6,7 @@ site's name in). Entries and sealed payloads travel as the exact bytes that were
 
 from __future__ import annotations
 
+from decimal import Decimal
 from enum import StrEnum
 from typing import Annotated
 
@@ -15,7 +16,9 @@ from intertie.contracts.base import PREFIX, Contract, Instant, NonNegative, Posi
 from intertie.contracts.call_offerings import OfferingTold
 from intertie.contracts.drill import DrillConsent, DrillSignature, SiteDrill
 from intertie.contracts.job import Attribution, Cause, JobSpec, ResultRef
+from intertie.contracts.offerings import JobOffering
 from intertie.contracts.site import DeviceKind, PoolInventory, PoolProfile
+from intertie.contracts.telemetry import DeviceUse
 from intertie.ids import (
     AttemptId,
     DeviceId,
@@ -202,6 +205,8 @@ class Ended(AttemptEntry, frozen=True, kw_only=True, tag="ended"):
     native_reason: str = ""
     suspended_us: NonNegative = 0
     """Within `ran_us`: held its place and did not run."""
+    device_use: list[DeviceUse] = []
+    """Of the devices that it held alone and that were looked at; empty: nobody looked."""
     seen: ExitSeen | None = None
     """Between the node and the head of a pool of machines alone."""
 
@@ -370,6 +375,13 @@ class ProfileDeclared(EntryBase, frozen=True, kw_only=True, tag="profile"):
     profile: PoolProfile
 
 
+class JobOfferingsTold(EntryBase, frozen=True, kw_only=True, tag="job_offerings"):
+    """All job offerings of the site as they are now: one that is not among them is offered no more. Said only to a keeper of link version 3 or
+    later."""
+
+    offerings: list[JobOffering]
+
+
 class LendingPaused(EntryBase, frozen=True, kw_only=True, tag="lending_paused"):
     """The owner's red button was pressed, or let go. The hub shows it as the owner's right and offers nothing meanwhile."""
 
@@ -419,7 +431,17 @@ class OfferingsTold(EntryBase, frozen=True, kw_only=True, tag="offerings"):
 
 
 RegistryEntry = (
-    OfferingsTold | Inventory | ProfileDeclared | LendingPaused | SiteCondition | JournalOpened | LostRange | DrillConsented | DrillRefused | DrillReported
+    OfferingsTold
+    | JobOfferingsTold
+    | Inventory
+    | ProfileDeclared
+    | LendingPaused
+    | SiteCondition
+    | JournalOpened
+    | LostRange
+    | DrillConsented
+    | DrillRefused
+    | DrillReported
 )
 
 
@@ -456,6 +478,12 @@ class OfferBody(Contract, frozen=True, kw_only=True):
     """Attempts at this site that must be seen gone before this one starts; waited for until `start_by`. Their devices may be named here already."""
     lease_s: NonNegative = 0
     """Above 0 for `rerun` work: its supervisor stops it this long after the last sync whose answer renewed it."""
+    offering: str = ""
+    """Not empty: a request to this job offering. The owner decides, the site chooses the cards, and `devices` are only so many names for them."""
+    budget: Decimal | None = None
+    """Of a request: at most this, at the offering's price."""
+    answer_within_s: NonNegative = 0
+    """Of a request: promised by the owner. No answer is due before that."""
 
 
 class InstructionBase(Contract, frozen=True, kw_only=True, tag_field="kind"):

@@ -239,17 +239,19 @@ class Course:
         over = with_state(self.attempt, life.move(attempt, life.Event.END), ended=record, env={}, offer=without_values(self.attempt.offer))
         if attempt.local is not None:
             site.books.attempts[self.id] = over
-            await site.record(lambda _: {}, save(over))
+            await site.record(lambda _: {}, together(save(over), site.use.ended(self.id)))
             site.put(over)
+            site.use.forget(self.id)
         else:
             tail, total = await self._tail()
             # Over for whoever asks from now on; its devices are free only when that is on disk.
             site.books.attempts[self.id] = over
             segments, entries = self._ending(over, end, packing_us, tail, total)
-            await site.record(entries, together(save(over), site.borders.ended(self.id, segments)))
+            await site.record(entries, together(save(over), site.borders.ended(self.id, segments), site.use.ended(self.id)))
             site.put(over)
             site.listed.discard(self.id)
             site.borders.forget(self.id)
+            site.use.forget(self.id)
         LOG.info("ended", attempt=self.id, outcome=judged.outcome, ran_us=end.ran_us)
         site.owner.devices_freed()
 
@@ -302,6 +304,7 @@ class Course:
                 cpu_user_s=end.user_s,
                 cpu_system_s=end.system_s,
                 max_rss_kib=end.max_rss_kib,
+                device_use=site.use.told(attempt, ended.ran_us),
             )
             return {Lane.METERING: segments, Lane.SCHEDULER: [last]}
 

@@ -32,6 +32,7 @@ from intertie.agent.pause import Pause
 from intertie.agent.room import Room
 from intertie.agent.search import rebuild, search, without_values
 from intertie.agent.transfer import Transfer
+from intertie.agent.use import DeviceUses
 from intertie.clock import Clock, kernel_boot
 from intertie.contracts.base import decode, encode
 from intertie.contracts.identity import Joined
@@ -119,6 +120,7 @@ class Site:
         self.leases = Leases(self)
         self.room = Room(self)
         self.borders, self.pause, self.grants = Borders(self), Pause(self), Grants(self)
+        self.use = DeviceUses(self)
 
     # --- life ---
 
@@ -133,6 +135,7 @@ class Site:
         await self.borders.recover()
         await self.pause.recover()
         await self.grants.recover()
+        await self.use.recover()
         for attempt in list(self.books.attempts.values()):
             if attempt.local is None and attempt.state in OPEN:
                 self.listed.add(attempt.id)
@@ -146,6 +149,7 @@ class Site:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await self.use.keep()
 
     async def idle(self) -> None:
         """Return when no course is under way (tests, drains)."""

@@ -145,6 +145,10 @@ class Telemetry:
         """What was read of each device with the last look."""
         return self._readings
 
+    def shared(self, roots: Collection[int]) -> frozenset[DeviceId]:
+        """Devices with a process on them that is none of ours."""
+        return frozenset(device for device, card in self._readings.items() if _sides(card, roots)[1])
+
     async def look(self, roots: Collection[int]) -> dict[DeviceId, DeviceState]:
         """Read the cards; the state of each as the driver shows it (a holder of ours is the agent's knowledge, not the driver's)."""
         reading = await self._collector.read()

@@ -22,6 +22,7 @@ from intertie.lifecycle import JOB_TERMINAL, word
 from intertie.pack import file_digest, unpack
 from intertie.rating.text import money_text
 from intertie.text import language, say
+from intertie.text.devices import use_lines
 
 # A site tells the last 2000 bytes of a log with the end of the attempt: what was printed is remembered as far back as that.
 TAIL_CHARACTERS = 2_000
@@ -92,6 +93,8 @@ def tell_job(record: JobRecord) -> None:
         line(f"{say(f'wait.{record.waiting.reason}', lang)}: {record.waiting.text}")
     for attempt in record.attempts:
         line(say("page.attempt", lang, number=attempt.number) + f"  {attempt.site}/{attempt.pool}  {attempt_text(attempt)}")
+        for used in use_lines(attempt.device_use, lang):
+            line(f"  {used}")
     if record.state is JobState.FAILED and record.attempts:
         tell_failure(record, record.attempts[-1])
     if record.trace_id:

@@ -39,6 +39,7 @@ from intertie.lifecycle import word
 from intertie.observe import tracing
 from intertie.rating.text import clause_in, formula_text
 from intertie.text import Lang, accepted, say
+from intertie.text.devices import use_lines
 from intertie.trust import rights
 
 LINK_LIFE = timedelta(hours=12)
@@ -233,7 +234,13 @@ def attempt_view(record: AttemptRecord, book: AttemptBook | None, lang: Lang) ->
         }
         for charge in (book.charges if book else [])
     ]
-    return {"record": record, "books": rows, "formulas": formulas, "missing": book.missing if book and not book.complete else ""}
+    return {
+        "record": record,
+        "books": rows,
+        "formulas": formulas,
+        "missing": book.missing if book and not book.complete else "",
+        "use": use_lines(record.device_use, lang),
+    }
 
 
 def moment(at: datetime, zone: ZoneInfo) -> str:

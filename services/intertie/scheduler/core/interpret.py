@@ -77,6 +77,8 @@ MOST_SEGMENTS = MOST_US // 1_000_000
 
 # Names that a site gives (a native id, an account, a code) stand in records that travel whole.
 NAME_LENGTH = 256
+# Devices whose use stands in an attempt's record, which travels whole.
+MOST_DEVICE_USE = 256
 # Devices named in a story's line.
 DEVICES_TOLD = 16
 
@@ -319,6 +321,7 @@ def _ended(telling: _Telling, entry: Ended) -> Change | Ignored:
         "last_metering_seq": entry.last_metering_seq,
         "islanded": _islanded(telling),
         "log_tail": entry.log_tail,
+        "device_use": list(entry.device_use[:MOST_DEVICE_USE]),
         "refined": attempt.record.refined or attempt.state is AttemptState.LOST,
     }
     ended = noted(attempt, record=fields, live=False, holding=False, result_pending=entry.result is not None)

@@ -1,7 +1,8 @@
 """What is seen of devices now: live telemetry, and the few things that the hub knows better than a sample that is a beat old.
 
 A sample is live if it was both taken and received within the limit (its time corrected by the lane's clock offset). A stored last value, a
-replayed one, or one from a clock that is wrong makes nothing eligible (LINK D25, field case BR-066).
+replayed one, or one from a clock that is wrong makes nothing eligible (LINK D25, field case BR-066). Where a site looks more seldom than that, the
+limit follows its own interval, as far as the hub lets it.
 """
 
 from __future__ import annotations
@@ -17,6 +18,10 @@ from intertie.planner import DeviceView
 
 # Five beats: a stalled host misses two or three; what is really lost is told by a sample, not by its absence.
 LIVE_S = 5.0
+# Two looks may fail; whoever looks every minute is believed for three.
+INTERVALS = 3.0
+# Beyond this nothing is live, however seldom its site looks: a scheduler's longest listing interval (BR-066) and two more.
+LONGEST_LIVE_S = 360.0
 # Nodes of one site; a site that says more is not believed further, so that no site can fill the hub's memory.
 NODES_PER_SITE = 4_096
 # Devices and slots of one node; no host has more, and all nodes of a site together stay within what a process can look through.
@@ -36,6 +41,8 @@ class _Seen:
     sampled: datetime
     received_s: float
     """Monotonic clock of this process."""
+    every_s: float = 0.0
+    """Seconds between looks, as the site says."""
 
 
 @dataclass(slots=True)
@@ -65,7 +72,10 @@ class Sight:
             return False
         self._nodes[(site, sample.node)] = (sample.sequence, sample.sampled)
         before = {key: seen for key in known if (seen := self._seen.get(key)) is not None and seen.node == sample.node}
-        after = {(site, d.pool, d.id): _Seen(d, sample.node, sample.sampled, received_s) for d in sample.devices}
+        after = {
+            (site, d.pool, d.id): _Seen(d, sample.node, d.sampled or sample.sampled, received_s, max(d.every_s, sample.every_s))
+            for d in sample.devices
+        }
         for key in before.keys() - after.keys():
             del self._seen[key]
         self._seen.update(after)
@@ -105,7 +115,13 @@ class Sight:
 
     def _is_live(self, seen: _Seen, now: datetime, now_s: float, offset_s: float) -> bool:
         age = now - (seen.sampled + timedelta(seconds=offset_s))
-        return now_s - seen.received_s <= self.live_s and abs(age.total_seconds()) <= self.live_s
+        limit_s = self._limit_s(seen)
+        return now_s - seen.received_s <= limit_s and abs(age.total_seconds()) <= limit_s
+
+    def _limit_s(self, seen: _Seen) -> float:
+        """NaN and what is no interval leave the limit as it is; so does a device whose source is as quick as the samples."""
+        own_s = INTERVALS * seen.every_s
+        return min(own_s, max(LONGEST_LIVE_S, self.live_s)) if own_s > self.live_s else self.live_s
 
     def _state(self, key: Key, seen: _Seen, now_s: float) -> DeviceState:
         state = seen.sample.state
@@ -120,7 +136,7 @@ class Sight:
 
     def prune(self, now_s: float) -> None:
         """Forget what has not been live for long: nodes that are gone."""
-        gone = {key: seen for key, seen in self._seen.items() if now_s - seen.received_s > 60 * self.live_s}
+        gone = {key: seen for key, seen in self._seen.items() if now_s - seen.received_s > max(60 * self.live_s, self._limit_s(seen))}
         for key, seen in gone.items():
             del self._seen[key]
             self._nodes.pop((key[0], seen.node), None)
