@@ -31,10 +31,14 @@ HELD: Mapping[str, tuple[str, ...]] = {
         "core/test_jobfile.py::test_time_limits_are_read_as_slurm_reads_them",
         "core/test_jobfile.py::test_what_is_no_time_limit_is_refused",
     ),
-    "044": ("adapters/test_adapter_port.py::test_line_ends_of_another_system_are_no_part_of_what_a_script_says",),
+    "044": (
+        "adapters/test_adapter_port.py::test_line_ends_of_another_system_are_no_part_of_what_a_script_says",
+        "core/test_lint.py::test_br_044_a_directive_after_the_first_command_is_reported_and_one_in_a_text_is_not",
+    ),
     "045": (
         "core/test_scheduler_core.py::test_a_request_that_contradicts_itself_is_refused",
         "adapters/test_process_containment.py::test_a_user_s_value_reaches_the_job_and_overrules_none_of_ours",
+        "core/test_lint.py::test_br_045_an_exported_function_is_said_to_stay_behind",
     ),
     # submit, cancel, silence
     "046": (
@@ -292,8 +296,6 @@ LATER: Mapping[str, Later] = {
     **dict.fromkeys(("020", "022", "040"), KUBERNETES),
     **dict.fromkeys(("026", "027", "029", "032", "034", "036", "037", "039", "042", "043", "047", "077"), SLURM),
     "033": Later("sites", "Elapsed times as a native scheduler prints them are read by its adapter; limits in scripts are held."),
-    "044": Later("sites", "Directives that come too late are told by the lint of scripts; line ends are held."),
-    "045": Later("sites", "Exported shell functions come with native environments; sizes, names and bytes are held."),
     "046": Later("sites", "Adopting what a native queue took although it said otherwise needs its tag; a process's own name is held."),
     "058": Later("sites", "Leased nodes come with pools of machines; that nothing is free before its processes are gone is held."),
     "062": Later("sites", "Single nodes are excluded where a site has several; the retry budget is held."),

@@ -61,6 +61,45 @@ class JobFile:
     warnings: Sequence[Warned]
 
 
+@dataclass(frozen=True, slots=True)
+class Directive:
+    """One option of a directive line as it is written. `late`: it stands after the first command, where sbatch and we do not read it."""
+
+    line: int
+    word: str
+    option: str
+    value: str
+    late: bool
+
+    @property
+    def shown(self) -> str:
+        dashes = "--" if len(self.option) > 1 else "-" if self.option else ""
+        return (
+            f"{dashes}{self.option}{'=' if self.value and len(self.option) > 1 else ' ' if self.value and self.option else ''}{self.value}"
+        )
+
+
+def directives(script: str) -> list[Directive]:
+    """All of them, late ones too; what cannot be read as options is left out (`parse_script` warns of it). Lines of here-documents are among them."""
+    found: list[Directive] = []
+    late = False
+    for number, line in enumerate(script.splitlines(), start=1):
+        text = line.strip()
+        match = DIRECTIVE.match(text)
+        late = late or (bool(text) and not text.startswith("#"))
+        # A comment further down that begins a line is one that was meant; an indented one after commands is text.
+        if match is None or (late and line[:1].isspace()):
+            continue
+        try:
+            tokens = shlex.split(match[2], comments=True)
+        except ValueError:
+            continue
+        while tokens:
+            option, value, tokens = _take(tokens)
+            found.append(Directive(number, match[1], option, value, late))
+    return found
+
+
 def parse_wall(text: str) -> int:
     """Seconds of a Slurm time limit: `M`, `M:S`, `H:M:S`, `D-H`, `D-H:M`, `D-H:M:S` (sbatch(1), --time)."""
     match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", text.strip())

@@ -11,7 +11,7 @@ from typing import BinaryIO
 import click
 import msgspec
 
-from intertie.cli import outbox
+from intertie.cli import lint, outbox
 from intertie.cli.client import Client
 from intertie.cli.config import load_login
 from intertie.cli.out import line, note, print_json, rejection_text
@@ -22,6 +22,7 @@ from intertie.contracts.site import TaskType
 from intertie.errors import NotFound, Refused, Unavailable
 from intertie.ids import Digest, PoolName, SiteName, TenantName, mint
 from intertie.jobfile import parse_memory_mib, parse_script, parse_wall
+from intertie.lint import Finding
 from intertie.pack import Packed, pack_folder
 from intertie.text import language, say
 
@@ -88,6 +89,8 @@ def submit(
         body = SubmitBody(spec=spec, env=values, tenant=TenantName(tenant) if tenant else None, dry_run=dry_run)
         key = key or mint("key")
         try:
+            if not dry_run:
+                lint.warn(str(script), lint.check(client, spec.script, [spec.site] if spec.site else ()))
             if packed is not None and not dry_run:
                 upload(client, packed, pack)
             reply = client.post("/v1/jobs", SubmitReply, body, {"Idempotency-Key": key})
@@ -97,7 +100,8 @@ def submit(
             keep_for_later(spec, body, key, packed, pack, err)
             return
     if dry_run:
-        tell_dry_run(reply, as_json)
+        found = lint.check(client, spec.script, {pool.partition("/")[0] for pool in reply.fits})
+        tell_dry_run(str(script), reply, found, as_json)
         return
     if as_json:
         print_json(reply)
@@ -219,10 +223,10 @@ def keep_for_later(spec: JobSpec, body: SubmitBody, key: str, packed: Packed | N
     sys.exit(5)
 
 
-def tell_dry_run(reply: SubmitReply, as_json: bool) -> None:
-    """Where it fits, and why not elsewhere. Leaves with 1 if nowhere."""
+def tell_dry_run(script: str, reply: SubmitReply, found: Sequence[Finding], as_json: bool) -> None:
+    """Where it fits, why not elsewhere, and what of the script is not there. Leaves with 1 if it fits nowhere."""
     if as_json:
-        print_json(reply)
+        print_json(lint.DryRun(fits=reply.fits, rejections=reply.rejections, lint=[lint.told(one) for one in found]))
     else:
         for pool in reply.fits:
             line(say("cli.fits", language(), pool=pool))
@@ -230,6 +234,7 @@ def tell_dry_run(reply: SubmitReply, as_json: bool) -> None:
             line(f"{row.site}/{row.pool}: {rejection_text(row.rule, row.text)}")
         if not reply.fits and not reply.rejections:
             line(say("wait.no_site", language()))
+        lint.tell(script, found)
     if not reply.fits:
         sys.exit(1)
 
