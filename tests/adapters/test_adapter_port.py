@@ -7,10 +7,15 @@ from pathlib import Path
 
 import pytest
 from tests.fakes.agents import GUEST, attempt
+from tests.fakes.pools import PlainNode, head_world
 
 from intertie.agent.adapters.fake import FakeAdapter
+from intertie.agent.adapters.fake_cluster import FakeCluster
+from intertie.agent.adapters.fake_node import Shell
+from intertie.agent.adapters.files import LocalFiles
 from intertie.agent.adapters.port import Adapter, Presence
 from intertie.agent.adapters.process import ProcessAdapter, find_cgroups
+from intertie.agent.adapters.queue import QueueAdapter
 from intertie.agent.core.attempts import Exit
 from intertie.agent.core.leases import Deadline, deadline
 from intertie.agent.core.model import Moment, StartedRecord
@@ -20,13 +25,29 @@ from intertie.contracts.link import Sealed
 CLOCK = SystemClock()
 
 
-@pytest.fixture(params=["fake", "process", "process-cgroup"])
+@pytest.fixture(params=["fake", "process", "process-cgroup", "machines-own", "machines-node"])
 async def adapter(request: pytest.FixtureRequest, short_folder: Path) -> AsyncIterator[Adapter]:
     match request.param:
         case "fake":
             yield FakeAdapter(SystemClock(), accounts=frozenset({GUEST}) if GUEST else frozenset())
+        case "queue" | "queue-shell":
+            accounts = frozenset({GUEST}) if GUEST else frozenset()
+            node = Shell() if request.param == "queue-shell" else None
+            cluster = FakeCluster(CLOCK, accounts=accounts, node=node)
+            files = LocalFiles(short_folder / "shared", look_s=0.05)
+            yield QueueAdapter(short_folder / "jobs", cluster, files, CLOCK, every_s=0.2)
+            await cluster.close()
         case "process":
             yield ProcessAdapter(short_folder / "jobs")
+        case "machines-own":
+            async with head_world(short_folder) as world:
+                yield world.adapter
+        case "machines-node":
+            # Every device is the one node's: what the suite asks of an adapter crosses a real socket.
+            async with head_world(short_folder, node_kind=PlainNode) as world:
+                world.node_of = lambda device: "n1"  # type: ignore[method-assign]
+                await world.add_node("n1")
+                yield world.adapter
         case _:
             if (groups := find_cgroups()) is None:
                 pytest.skip("no cgroup v2 that we may write to")
