@@ -11,7 +11,7 @@ import pytest
 
 from intertie.contracts.identity import MappingRecord
 from intertie.contracts.job import QuotaRecord, Resources, WaitReason
-from intertie.contracts.site import AccessMode, DeviceKind, DeviceState, Freshness, Lendable, Phase, PoolProfile, TaskType
+from intertie.contracts.site import AccessMode, DeviceKind, DeviceState, Freshness, JobOffering, Lendable, Phase, PoolProfile, TaskType
 from intertie.contracts.usage import MeterSpec, Price
 from intertie.ids import AttemptId, DeviceId, JobId, PoolName, SiteName, SpecId, TenantName
 from intertie.planner import (
@@ -111,6 +111,26 @@ def held(count: int, tenant: TenantName = ACME) -> Holding:
 
 def budget(amount: str, committed: str = "0", valid_until: datetime | None = None) -> tuple[Budget, ...]:
     return (Budget(ACME, "CNY", Decimal(amount), valid_until, Decimal(committed)),)
+
+
+OFFERING = JobOffering(
+    name="train",
+    pool=POOL,
+    max_devices=1_000,
+    devices=1_000,
+    max_wall_s=7_200,
+    task_types=[TaskType.BATCH],
+    price_per_hour=Decimal(6),
+    answer_within_s=600,
+)
+
+
+def of_service() -> PoolView:
+    return pool(profile=profile(mode=AccessMode.SERVICE, count=1_000), mode=AccessMode.SERVICE, devices=(), offerings=(OFFERING,))
+
+
+def asked_of_owner(count: int) -> QueuedJob:
+    return job(count=count, site=SITE, offering="train")
 
 
 def down(start_min: int, end_min: int) -> Down:
@@ -243,6 +263,13 @@ ROWS: list[tuple[str, WaitReason, Callable[[], Snapshot], str, str]] = [
         lambda: snapshot(holdings=(held(3),), pools=(pool(profile=profile(lendable=Lendable(devices=4))),)),
         "2",
         "1",
+    ),
+    (
+        "requests_open",
+        WaitReason.DEVICES_BUSY,
+        lambda: snapshot(asked_of_owner(201), pools=(of_service(),)),
+        "201",
+        "200",
     ),
     (
         "avoided",

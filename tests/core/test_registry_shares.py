@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
+
 import msgspec
 import pytest
 from hypothesis import given
@@ -15,6 +17,7 @@ from intertie.contracts.site import (
     DeviceObserved,
     DeviceState,
     Freshness,
+    JobOffering,
     Lendable,
     PoolInventory,
     PoolProfile,
@@ -24,7 +27,7 @@ from intertie.contracts.site import (
 )
 from intertie.errors import Refused
 from intertie.ids import DeviceId, PoolName, SiteName
-from intertie.registry.core import inventory, profile, shares
+from intertie.registry.core import inventory, job_offerings, profile, shares
 
 SITE = SiteName("site-a")
 A, B = PoolName("pool-a"), PoolName("pool-b")
@@ -45,6 +48,20 @@ def declared(
         lendable=Lendable(devices=lends),
         devices=[DeviceId(name) for name in names],
     )
+
+
+def offering(devices: int, name: str = "train", **changes: object) -> JobOffering:
+    base: dict[str, object] = {
+        "name": name,
+        "pool": A,
+        "max_devices": 1,
+        "devices": devices,
+        "max_wall_s": 3_600,
+        "task_types": [TaskType.BATCH],
+        "price_per_hour": Decimal(6),
+        "answer_within_s": 600,
+    }
+    return JobOffering(**(base | changes))  # type: ignore[arg-type]  # a table of changes is checked by the test itself
 
 
 def record(what: PoolProfile, *cards: str, freshness: Freshness = Freshness.FRESH) -> PoolRecord:
@@ -132,7 +149,7 @@ def test_after_any_declarations_what_is_lent_and_what_is_offered_are_different_c
         what = declared(count=count, lends=min(lends, count), mode=mode)
         if shares.objection(what, [standing] if standing else [], offered=offered) is None:
             after = profile.declare(standing, what, site=SITE, kind=SiteKind.SLURM, freshness=Freshness.FRESH, by="lab")
-            standing = msgspec.structs.replace(after, offered_devices=offered)
+            standing = msgspec.structs.replace(after, offerings=[offering(offered)] if offered else [])
         if standing is not None:
             assert shares.lent(standing.profile) + standing.offered_devices <= standing.profile.count
 
@@ -154,3 +171,44 @@ def test_a_pool_that_names_its_cards_gets_those_and_the_other_the_rest() -> None
 def test_a_refusal_says_its_numbers() -> None:
     found = shares.share_objection(declared(lends=3), 2)
     assert isinstance(found, Refused) and "lends 3" in found.text and "take 2" in found.text and "of 4" in found.text
+
+
+@pytest.mark.parametrize(
+    ("told", "pool", "code"),
+    [
+        ([offering(1), offering(1)], declared(mode=SERVICE), "registry.offering.twice"),
+        ([offering(1, pool=B)], declared(mode=SERVICE), "registry.offering.pool"),
+        ([offering(1)], declared(lends=2), "registry.offering.managed"),
+        ([offering(1, max_devices=2)], declared(mode=SERVICE), "registry.offering.devices"),
+        ([offering(1, price_per_hour=Decimal(-1))], declared(mode=SERVICE), "registry.offering.price"),
+        ([offering(3), offering(2, "more")], declared(mode=SERVICE), "registry.offering.share"),
+        ([offering(1, str(n)) for n in range(65)], declared(count=80, mode=SERVICE), "registry.offering.many"),
+    ],
+)
+def test_an_offering_that_breaks_a_rule_is_left_out_and_the_others_stand(told: list[JobOffering], pool: PoolProfile, code: str) -> None:
+    found = job_offerings.take(told, [record(pool)])
+    (refused,) = found.refused.values()
+    assert refused.code == code and refused.next_step
+    assert sum(len(one.offerings) for one in found.pools) == len(told) - 1
+
+
+def test_the_same_word_again_changes_nothing_and_what_is_no_more_told_is_gone() -> None:
+    (first,) = job_offerings.take([offering(2)], [record(declared(mode=SERVICE))]).pools
+    assert job_offerings.take([offering(2)], [first]).pools == []
+    (second,) = job_offerings.take([], [first]).pools
+    assert (second.offerings, second.version) == ([], first.version + 1)
+
+
+def test_what_is_offered_cannot_be_lent_by_a_later_declaration() -> None:
+    (standing,) = job_offerings.take([offering(3)], [record(declared(mode=SERVICE))]).pools
+    found = shares.objection(declared(lends=2), [standing], offered=standing.offered_devices)
+    assert found is not None and found.code == "registry.profile.offered"
+
+
+@given(st.lists(st.lists(st.tuples(st.sampled_from("abcd"), st.integers(1, 5)), max_size=5), max_size=5))
+def test_whatever_is_offered_the_offerings_of_a_pool_never_take_more_than_it_has(words: list[list[tuple[str, int]]]) -> None:
+    standing = record(declared(mode=SERVICE))
+    for word in words:
+        found = job_offerings.take([offering(devices, name) for name, devices in word], [standing])
+        standing = found.pools[0] if found.pools else standing
+        assert standing.offered_devices <= standing.profile.count

@@ -16,8 +16,7 @@ from intertie.contracts.base import PREFIX, Contract, Instant, NonNegative, Posi
 from intertie.contracts.call_offerings import OfferingTold
 from intertie.contracts.drill import DrillConsent, DrillSignature, SiteDrill
 from intertie.contracts.job import Attribution, Cause, JobSpec, ResultRef
-from intertie.contracts.offerings import JobOffering
-from intertie.contracts.site import DeviceKind, PoolInventory, PoolProfile
+from intertie.contracts.site import DeviceKind, JobOffering, PoolInventory, PoolProfile
 from intertie.contracts.telemetry import DeviceUse
 from intertie.ids import (
     AttemptId,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
 from enum import StrEnum
 from typing import Annotated, ClassVar
 
@@ -184,6 +185,32 @@ class Downtime(Contract, frozen=True, kw_only=True):
     declared_at: Instant
 
 
+LONGEST_ANSWER_S = 31 * 86_400
+"""A request that is not answered within a month is no promise."""
+
+
+class JobOffering(Contract, frozen=True, kw_only=True):
+    """What an owner takes job requests for, in a pool of service access. The hub sees this and no more: neither the owner's rule, nor what is free,
+    nor who waits."""
+
+    name: Annotated[str, msgspec.Meta(pattern="^[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?$")]
+    pool: PoolName
+    title: Text = ""
+    max_devices: Positive
+    """Of one request."""
+    devices: Positive
+    """Of the pool at once, all requests of this offering together: nothing else lends them."""
+    max_wall_s: Positive
+    task_types: Annotated[list[TaskType], msgspec.Meta(min_length=1)]
+    price_per_hour: Decimal
+    """What the owner asks for one device-hour; what a tenant pays is in their agreement with the platform."""
+    currency: Annotated[str, msgspec.Meta(pattern="^[A-Z]{3}$")] = "CNY"
+    answer_within_s: Annotated[int, msgspec.Meta(ge=1, le=LONGEST_ANSWER_S)]
+    """Promised: accepted or declined within this."""
+    by_hand: bool = False
+    """A person of the site answers each request."""
+
+
 class PoolRecord(Contract, frozen=True, kw_only=True):
     """All that the registry knows of a pool; freshness and its age stand beside, never inside, the facts."""
 
@@ -206,9 +233,14 @@ class PoolRecord(Contract, frozen=True, kw_only=True):
     """While pilot or parallel: only these are placed here; empty: every tenant that is mapped."""
     downtimes: list[Downtime] = []
     """Those that are not over, by start."""
-    offered_devices: NonNegative = 0
-    """What the owner's offerings may take of it at once: not lent a second time."""
+    offerings: Annotated[list[JobOffering], msgspec.Meta(max_length=64)] = []
+    """Job offerings of this pool; what they may take at once is not lent a second time."""
     version: Positive
+
+    @property
+    def offered_devices(self) -> int:
+        """What the owner's offerings may take of it at once."""
+        return sum(one.devices for one in self.offerings)
 
     @property
     def mode(self) -> AccessMode | None:

@@ -48,9 +48,13 @@ def _of_one(decision: Decision, job: QueuedJob, pool: PoolView, snapshot: Snapsh
         found.append(f"{where}: is pinned to {job.site}/{job.pool}")
     if pool.freshness is not Freshness.FRESH or not pool.heard or not pool.caught_up:
         found.append(f"{where}: the site is not fresh, heard and caught up")
-    if pool.mode is None or pool.profile.mode is not AccessMode.MANAGED or pool.phase not in PHASE_WORKS:
+    wanted = AccessMode.SERVICE if decision.offering else AccessMode.MANAGED
+    if pool.mode is None or pool.profile.mode is not wanted or pool.phase not in PHASE_WORKS:
         found.append(f"{where}: mode {pool.profile.mode}, phase {pool.phase}")
-    if pool.cordoned or pool.draining or not pool.accepting or not pool.lending_now or pool.paused or pool.condition:
+    if decision.offering != job.offering or (job.offering and pool.offering(job.offering) is None):
+        found.append(f"{where}: asks {job.offering or 'nobody'}, is sent to {decision.offering or 'nobody'}")
+    lending = pool.lending_now or bool(decision.offering)
+    if pool.cordoned or pool.draining or not pool.accepting or not lending or pool.paused or pool.condition:
         found.append(f"{where}: the pool takes no work")
     if pool.tenants and pool.phase is not Phase.PRODUCTION and job.tenant not in pool.tenants:
         found.append(f"{where}: in phase {pool.phase} it is not for tenant {job.tenant}")
@@ -64,7 +68,8 @@ def _of_one(decision: Decision, job: QueuedJob, pool: PoolView, snapshot: Snapsh
     if job.unsure:
         found.append(f"{where}: it may run at {', '.join(job.unsure)}")
     free = {d.id for d in pool.devices if d.live and d.state is DeviceState.FREE and d.kind is decision.kind}
-    found += [f"{where}: {device} is not a live, free {decision.kind}" for device in decision.devices if device not in free]
+    chosen = () if decision.offering else decision.devices
+    found += [f"{where}: {device} is not a live, free {decision.kind}" for device in chosen if device not in free]
     accounts = {m.account for m in snapshot.mappings if m.site == pool.site and m.tenant == job.tenant}
     if pool.single_user and (job.tenant != pool.owner_tenant or decision.account):
         found.append(f"{where}: a single-user site takes its owner's tenant only")
@@ -94,6 +99,8 @@ def _shares(plan: Plan, snapshot: Snapshot) -> list[str]:
     """Only pools that the plan adds to: a share that the owner cut below what runs is no fault of the plan."""
     added: Counter[tuple[str, str]] = Counter()
     for decision in plan.decisions:
+        if decision.offering:
+            continue
         added[(decision.site, decision.pool)] += len(decision.devices)
     found: list[str] = []
     for pool in snapshot.pools:

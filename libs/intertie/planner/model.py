@@ -8,7 +8,7 @@ from decimal import Decimal
 
 from intertie.contracts.identity import MappingRecord
 from intertie.contracts.job import QuotaRecord, Rejection, Resources, WaitReason
-from intertie.contracts.site import AccessMode, DeviceKind, DeviceState, Freshness, Phase, PoolProfile, TaskType
+from intertie.contracts.site import AccessMode, DeviceKind, DeviceState, Freshness, JobOffering, Phase, PoolProfile, TaskType
 from intertie.contracts.usage import MeterSpec
 from intertie.ids import AttemptId, DeviceId, JobId, PoolName, SiteName, SpecId, TenantName
 
@@ -75,10 +75,15 @@ class PoolView:
     """While pilot or parallel: these alone; empty: every tenant that is mapped."""
     downtimes: tuple[Down, ...] = ()
     """Windows in which nothing runs there, by start."""
+    offerings: tuple[JobOffering, ...] = ()
+    """What its owner takes requests for."""
 
     @property
     def name(self) -> str:
         return f"{self.site}/{self.pool}"
+
+    def offering(self, name: str) -> JobOffering | None:
+        return next((one for one in self.offerings if one.name == name), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +110,10 @@ class QueuedJob:
     rerun: bool = False
     """It may be placed again while its first run is out of sight."""
     avoided: tuple[Avoided, ...] = ()
+    offering: str = ""
+    """Not empty: a request to this job offering; its owner decides, and chooses the cards."""
+    budget: Decimal | None = None
+    """Of a request: at most this, at the offering's price."""
     unsure: tuple[SiteName, ...] = ()
     """Sites that may run it without our knowing, since the hub was restored and they have not told yet."""
 
@@ -178,6 +187,9 @@ class Decision:
     why: str
     rejections: tuple[Rejection, ...]
     """Why not the other pools."""
+    offering: str = ""
+    """A request: `devices` are only names for so many cards."""
+    answer_within_s: int = 0
 
 
 @dataclass(frozen=True, slots=True)

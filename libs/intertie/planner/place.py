@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from datetime import datetime
+from decimal import Decimal
 
 from intertie.contracts.job import Rejection, Resources, WaitReason
 from intertie.contracts.site import DeviceKind, TaskType
 from intertie.ids import JobId, PoolName, SiteName, TenantName
+from intertie.planner import requests
 from intertie.planner.fit import Fit, best_fit, choose
 from intertie.planner.model import Avoided, Decision, Plan, PoolView, QueuedJob, Report, Snapshot, Verdict
 from intertie.planner.room import Room
@@ -22,7 +24,19 @@ NAMED, NAMED_TEXT = 3, 200
 
 LADDER: dict[WaitReason, int] = {reason: rung for rung, reason in enumerate(WaitReason)}
 
-_Shape = tuple[TenantName, Resources, TaskType, int, SiteName | None, PoolName | None, bool, tuple[Avoided, ...], tuple[SiteName, ...]]
+_Shape = tuple[
+    TenantName,
+    Resources,
+    TaskType,
+    int,
+    SiteName | None,
+    PoolName | None,
+    bool,
+    tuple[Avoided, ...],
+    tuple[SiteName, ...],
+    str,
+    Decimal | None,
+]
 
 
 def plan(snapshot: Snapshot, now: datetime) -> Plan:
@@ -57,7 +71,19 @@ def plan(snapshot: Snapshot, now: datetime) -> Plan:
 
 
 def _shape(job: QueuedJob) -> _Shape:
-    return job.tenant, job.resources, job.task_type, job.wall_s, job.site, job.pool, job.rerun, job.avoided, job.unsure
+    return (
+        job.tenant,
+        job.resources,
+        job.task_type,
+        job.wall_s,
+        job.site,
+        job.pool,
+        job.rerun,
+        job.avoided,
+        job.unsure,
+        job.offering,
+        job.budget,
+    )
 
 
 def in_order(snapshot: Snapshot) -> list[QueuedJob]:
@@ -78,7 +104,7 @@ def _place(
         if rejection is not None:
             rejections.append(rejection)
         else:
-            candidates.append((pool, best_fit(room.free(pool, job.resources.kind), job.resources.count)))
+            candidates.append((pool, _fit(job, pool, room)))
     if not candidates:
         return None, tuple(rejections)
     pool, fit = choose(candidates)
@@ -93,11 +119,29 @@ def _place(
         account="" if pool.single_user else room.accounts[(pool.site, job.tenant)],
         spec=spec.spec if spec else None,
         spec_revision=spec.revision if spec else 0,
-        why=_why(pool, fit, len(candidates), rejections),
+        why=_asked(job, pool) if job.offering else _why(pool, fit, len(candidates), rejections),
         rejections=tuple(rejections),
+        offering=job.offering,
+        answer_within_s=_promised(job, pool),
     )
     room.take(decision, job, pool)
     return decision, ()
+
+
+def _fit(job: QueuedJob, pool: PoolView, room: Room) -> Fit:
+    """Which devices; of a request names only: its owner chooses."""
+    if job.offering:
+        return Fit(devices=requests.names(job), nodes=1, left_on_node=0, left_in_pool=0)
+    return best_fit(room.free(pool, job.resources.kind), job.resources.count)
+
+
+def _promised(job: QueuedJob, pool: PoolView) -> int:
+    offering = pool.offering(job.offering) if job.offering else None
+    return offering.answer_within_s if offering is not None else 0
+
+
+def _asked(job: QueuedJob, pool: PoolView) -> str:
+    return f"asked of the owner of {pool.site}, offering {job.offering}; an answer is promised within {_promised(job, pool)} s"
 
 
 def _why(pool: PoolView, fit: Fit, candidates: int, rejections: Sequence[Rejection]) -> str:

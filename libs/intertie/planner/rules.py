@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 
 from intertie.contracts.job import Rejection, WaitReason
 from intertie.contracts.site import AccessMode, DeviceKind, DeviceState, Freshness, Phase
+from intertie.planner import requests
 from intertie.planner.model import PoolView, QueuedJob
 from intertie.planner.room import HEALTHY, Room
 
@@ -51,7 +52,7 @@ def _site_pin(job: QueuedJob, pool: PoolView, _: Room) -> Finding | None:
     return None
 
 
-def _access_mode(_: QueuedJob, pool: PoolView, __: Room) -> Finding | None:
+def _access_mode(job: QueuedJob, pool: PoolView, _: Room) -> Finding | None:
     if pool.mode is None:
         other = AccessMode.SERVICE if pool.profile.mode is AccessMode.MANAGED else AccessMode.MANAGED
         return Finding(
@@ -59,10 +60,27 @@ def _access_mode(_: QueuedJob, pool: PoolView, __: Room) -> Finding | None:
             needed=AccessMode.MANAGED.value,
             found=f"{other} and {pool.profile.mode}",
         )
+    if job.offering:
+        return _offering(job, pool)
     if pool.profile.mode is not AccessMode.MANAGED:
         return Finding(
             "the owner offers a service here and decides alone what runs", needed=AccessMode.MANAGED.value, found=pool.profile.mode.value
         )
+    return None
+
+
+def _offering(job: QueuedJob, pool: PoolView) -> Finding | None:
+    if not requests.serves(pool):
+        return Finding(
+            "the hub places work here itself: submit it as a job", needed=AccessMode.SERVICE.value, found=pool.profile.mode.value
+        )
+    offering = pool.offering(job.offering)
+    if offering is None:
+        offered = ", ".join(one.name for one in pool.offerings) or "none"
+        return Finding(f"the owner makes no offering {job.offering} here (there: {offered})", needed=job.offering, found=offered)
+    if (passed := requests.bound(job, offering)) is not None:
+        text, needed, found = passed
+        return Finding(text, needed=needed, found=found)
     return None
 
 
@@ -125,6 +143,8 @@ def _count(job: QueuedJob, pool: PoolView, _: Room) -> Finding | None:
 
 
 def _lent_in_all(job: QueuedJob, pool: PoolView, _: Room) -> Finding | None:
+    if job.offering:
+        return None
     wanted, lent = job.resources.count, pool.profile.lendable.devices
     if wanted <= lent:
         return None
@@ -292,7 +312,9 @@ def _condition(_: QueuedJob, pool: PoolView, __: Room) -> Finding | None:
     return Finding(f"{pool.site} takes no new work now: {pool.condition}", needed="room for work", found="none")
 
 
-def _window(_: QueuedJob, pool: PoolView, __: Room) -> Finding | None:
+def _window(job: QueuedJob, pool: PoolView, _: Room) -> Finding | None:
+    if job.offering:
+        return None
     if pool.lending_now:
         return None
     windows = ", ".join(pool.profile.lendable.windows)
@@ -306,6 +328,8 @@ def device_states(pool: PoolView, kind: DeviceKind) -> str:
 
 
 def _unhealthy(job: QueuedJob, pool: PoolView, _: Room) -> Finding | None:
+    if job.offering:
+        return None
     kind = job.resources.kind
     healthy = sum(1 for d in pool.devices if d.kind is kind and d.live and d.state in HEALTHY)
     if healthy >= job.resources.count:
@@ -326,6 +350,8 @@ def _is_well(live: bool, state: DeviceState) -> bool:
 
 
 def _free(job: QueuedJob, pool: PoolView, room: Room) -> Finding | None:
+    if job.offering:
+        return None
     kind = job.resources.kind
     free = len(room.free(pool, kind))
     if free >= job.resources.count:
@@ -338,10 +364,20 @@ def _free(job: QueuedJob, pool: PoolView, room: Room) -> Finding | None:
 
 
 def _lent_now(job: QueuedJob, pool: PoolView, room: Room) -> Finding | None:
+    if job.offering:
+        return None
     lent, held = pool.profile.lendable.devices, room.held(pool)
     if held + job.resources.count <= lent:
         return None
     return Finding(f"the owner lends {lent}, our jobs hold {held}", needed=str(job.resources.count), found=str(max(lent - held, 0)))
+
+
+def _requests_open(job: QueuedJob, pool: PoolView, room: Room) -> Finding | None:
+    """Its owner has enough to answer."""
+    if not job.offering or (held := room.held(pool)) + job.resources.count <= requests.MOST_OPEN:
+        return None
+    text = f"requests for {held} devices are with the owner of {pool.site} already"
+    return Finding(text, needed=str(job.resources.count), found=str(max(requests.MOST_OPEN - held, 0)))
 
 
 def _avoided(job: QueuedJob, pool: PoolView, room: Room) -> Finding | None:
@@ -395,6 +431,7 @@ RULES: Sequence[Rule] = (
     Rule("devices_unhealthy", W.DEVICES_UNHEALTHY, _unhealthy),
     Rule("no_free_device", W.DEVICES_BUSY, _free),
     Rule("lendable_share", W.DEVICES_BUSY, _lent_now),
+    Rule("requests_open", W.DEVICES_BUSY, _requests_open),
     Rule("avoided", W.BACK_OFF, _avoided),
     Rule("back_off", W.BACK_OFF, _back_off),
 )

@@ -19,10 +19,12 @@ from intertie.contracts.link import (
     DrillRefused,
     DrillReported,
     Inventory,
+    JobOfferingsTold,
     JournalOpened,
     Lane,
     LendingPaused,
     LostRange,
+    OfferingsTold,
     ProfileDeclared,
     RegistryEntry,
     SiteCondition,
@@ -33,6 +35,7 @@ from intertie.lane.keeper import LaneKeeper
 from intertie.lane.tables import LaneEntry, LaneTables
 from intertie.link.keeper import SiteRow
 from intertie.observe import log
+from intertie.registry.call_offerings import CallOfferings
 from intertie.registry.core import site
 from intertie.registry.core.freshness import Heard, Hearing, Judgement, Limits, first_look, judge, look
 from intertie.registry.core.page import page
@@ -72,6 +75,8 @@ class Registry:
         self.bus = bus
         self.drills: Drills | None = None
         """Set where drills are kept; without it what sites say of them is noted and nothing follows."""
+        self.call_offerings: CallOfferings | None = None
+        """Set where call offerings are kept; without it what sites say of them is noted and nothing follows."""
         self._hearings: dict[SiteName, Hearing] = {}
         self._hears_since_s: float | None = None
         self._looked_at_s = 0.0
@@ -85,6 +90,7 @@ class Registry:
             endpoints.SITE_LEFT: self.left,
             endpoints.CORDON: self.cordon,
             endpoints.REGISTRY_AUDIT: self.audit,
+            **(self.call_offerings.handlers() if self.call_offerings is not None else {}),
         }
 
     async def sites(self, query: SitesQuery, caller: Caller) -> SitesReply:
@@ -142,8 +148,21 @@ class Registry:
         elif isinstance(said, JournalOpened | LostRange):
             LOG.warning("a site's journal begins anew, or lacks a range", site=entry.site, entry=type(said).__name__)
             await self.store.noted(entry.site, said, mark=mark)
+        elif isinstance(said, JobOfferingsTold):
+            found = await self.store.offered(entry.site, said, now=now, mark=mark)
+            if found.refused:
+                LOG.warning("job offerings were refused", site=entry.site, offerings=sorted(found.refused)[:10])
+        elif isinstance(said, OfferingsTold):
+            await self._of_offerings(entry, said, mark)
         else:
             await self._of_drills(entry, said, mark)
+
+    async def _of_offerings(self, entry: LaneEntry, said: OfferingsTold, mark: Mark) -> None:
+        if self.call_offerings is not None:
+            await self.call_offerings.told(entry.site, said, mark)
+            return
+        async with self.store.rows() as rows:
+            await mark(rows.tx)
 
     async def _of_drills(self, entry: LaneEntry, said: DrillConsented | DrillRefused | DrillReported, mark: Mark) -> None:
         if self.drills is not None:

@@ -16,7 +16,17 @@ import msgspec
 
 from intertie.contracts.base import Instant, encode
 from intertie.contracts.identity import AuditQuery, AuditRow
-from intertie.contracts.link import Inventory, JournalOpened, Lane, LaneState, LendingPaused, LostRange, ProfileDeclared, SiteCondition
+from intertie.contracts.link import (
+    Inventory,
+    JobOfferingsTold,
+    JournalOpened,
+    Lane,
+    LaneState,
+    LendingPaused,
+    LostRange,
+    ProfileDeclared,
+    SiteCondition,
+)
 from intertie.contracts.modes import PoolHistoryRow
 from intertie.contracts.site import (
     CordonPool,
@@ -31,7 +41,7 @@ from intertie.contracts.site import (
 from intertie.errors import NotFound, Refused
 from intertie.ids import DeviceId, PoolName, SiteName
 from intertie.link.lost import range_lost
-from intertie.registry.core import faults, inventory, modes, profile, shares, site
+from intertie.registry.core import faults, inventory, job_offerings, modes, profile, shares, site
 from intertie.registry.core.freshness import Judgement
 from intertie.store import Leader, StoreTx
 
@@ -188,6 +198,23 @@ class RegistryStore(ABC):
                     actor=f"site/{name}", action="site.pause" if entry.paused else "site.resume", target=name, reason=entry.reason
                 )
             return after
+
+    async def offered(self, name: SiteName, entry: JobOfferingsTold, *, now: datetime, mark: Mark) -> job_offerings.Offered:
+        """All job offerings of the site as they are now. What is refused is reported, and the others stand."""
+        async with self.rows(reserved=True) as rows:
+            await mark(rows.tx)
+            known = await known_site(rows, name)
+            pools = {row.record.pool: row for row in await rows.pools(known.site)}
+            found = job_offerings.take(entry.offerings, [row.record for row in pools.values()])
+            for record in found.pools:
+                await self._save_pool(rows, pools[record.pool], record, now=now, hurry=True)
+                said = "; ".join(f"{one.name}: {one.devices} devices, {one.price_per_hour} {one.currency}/h" for one in record.offerings)
+                await rows.tx.audit(actor=f"site/{name}", action="offering.declare", target=f"{name}/{record.pool}", reason=said or "none")
+            for code in sorted({why.code for why in found.refused.values()}):
+                await rows.tx.audit(actor=f"site/{name}", action="offering.declare", target=name, result=code)
+            if found.refused or found.pools:
+                await rows.tx.fault(job_offerings.report(name, found.refused))
+            return found
 
     async def noted(self, name: SiteName, entry: JournalOpened | LostRange, *, mark: Mark) -> None:
         """A new journal, which says again what the old one held: what was told stands until then. A range that nobody has is a fault."""

@@ -169,6 +169,8 @@ class Planner:
         for attempt in given.live:
             record = attempt.record
             before_restore = record.epoch < self._epoch
+            if record.offering and not before_restore:
+                continue  # A request waits for its owner, and for as long as its tenant likes.
             if attempt.state is not AttemptState.OFFERED or (now - record.offered_at < self._unanswered and not before_restore):
                 continue
             heard = self._knowledge.hearing.heard(record.site, now_s) and not before_restore

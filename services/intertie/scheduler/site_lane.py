@@ -12,7 +12,7 @@ import msgspec
 
 from intertie.clock import Clock
 from intertie.contracts.base import BATCH_BYTES, encode, without_nul
-from intertie.contracts.job import Attribution
+from intertie.contracts.job import AttemptRecord, Attribution
 from intertie.contracts.link import (
     AccountMapping,
     Go,
@@ -363,6 +363,9 @@ class SiteLane:
             client_key=job.client_key,
             submitted_by=job.submitted_by,
             lease_s=order.attempt.lease_s,
+            offering=record.offering,
+            budget=job.spec.budget,
+            answer_within_s=_promised(record),
         )
 
     # --- what a site works by -----------------------------------------------------------------------------------------------------------------
@@ -413,6 +416,11 @@ class SiteLane:
             time_zone=str(self._zone),
             drill=world.drill(site),
         )
+
+
+def _promised(record: AttemptRecord) -> int:
+    """Within how many seconds of its offer the owner promised an answer; 0: it is no request."""
+    return max(0, int((record.answer_by - record.offered_at).total_seconds())) if record.answer_by is not None else 0
 
 
 def _with_file(file: File | None, decide: Callable[[File], Change | Ignored]) -> Change | Ignored:

@@ -41,7 +41,9 @@ def ours(record: PoolRecord) -> int | None:
     """Devices that federation work holds, as the site last said; None if it is not heard, or never said: that proves nothing."""
     if record.inventory is None or record.freshness is not Freshness.FRESH:
         return None
-    return sum(1 for seen in record.inventory.devices if seen.state is DeviceState.OURS)
+    held = sum(1 for seen in record.inventory.devices if seen.state is DeviceState.OURS)
+    # A pool of service access shows no devices, only how much of ours it runs.
+    return max(held, record.inventory.running) if record.profile.mode is AccessMode.SERVICE else held
 
 
 def decide(record: PoolRecord, request: DecideMode, *, by: str, now: datetime) -> PoolRecord:

@@ -42,10 +42,14 @@ MAX_FAILURES = 5
 RESTART_CAUSES = frozenset({Cause.SITE, Cause.PLATFORM, Cause.PREEMPTED})
 """Ends that are no fault of the job, and known to be so: an unknown end is never run again by itself."""
 
+DECLINED = "declined"
+"""The owner's no to a request, with his words."""
+
 NO_FAULT = frozenset(
     {
         # The owner's right, or the hub's own wish.
         "device_busy",
+        "declined",
         "displaced",
         "paused",
         "withdrawn",
@@ -257,8 +261,10 @@ def _given_up(telling: _Telling, end: AttemptState, code: str, text: str, *, fau
     if attempt.state is AttemptState.RUNNING:
         return Ignored("it has started, and only its end ends it")
     fields: dict[str, object] = {"state": end.value, "ended_at": telling.entry.at, "reason": f"{code}: {text}"[:4_000]}
-    job = telling.to(JobEvent.CANCEL if telling.job.cancel else JobEvent.REFUSE)
-    what = "refused by the site" if end is AttemptState.REFUSED else "given up before it started"
+    # An owner who declines has answered: the request is over, and nobody is asked again by itself.
+    declined = bool(attempt.record.offering) and code == DECLINED
+    job = telling.to(JobEvent.CANCEL if telling.job.cancel or declined else JobEvent.REFUSE)
+    what = "declined by the owner" if declined else "refused by the site" if end is AttemptState.REFUSED else "given up before it started"
     why = f"{code}: {text}"
     # A preemption that came before the start must not bring the job back to the same devices at once.
     avoid = why if fault else attempt.stop_why if attempt.stop_cause is Cause.PREEMPTED else ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from intertie.contracts.base import encode
 from intertie.contracts.job import AttemptRecord, Cause, JobSpec, JobState, OnSilence, StoryLine, SubmitJob
@@ -61,8 +61,27 @@ def check_request(request: SubmitJob) -> None:
         )
     _check_env(request.env)
     _check_texts(request.spec)
+    _check_offering(request.spec)
     if request.spec.pool is not None and request.spec.site is None:
         raise Refused("scheduler.pool_without_site", f"pool {request.spec.pool} is named without its site", next_step="name spec.site too")
+
+
+def _check_offering(spec: JobSpec) -> None:
+    """A request names whom it asks, and cannot be asked of another when that one is silent."""
+    if spec.budget is not None and not spec.offering:
+        raise Refused("scheduler.budget_without_offering", "spec.budget bounds a request, and spec.offering names none")
+    if spec.budget is not None and spec.budget <= 0:
+        raise Refused("scheduler.budget", f"spec.budget {spec.budget} buys nothing", next_step="give an amount above 0, or none")
+    if spec.offering and spec.site is None:
+        raise Refused(
+            "scheduler.offering_without_site", f"offering {spec.offering[:63]} is named without its site", next_step="name spec.site too"
+        )
+    if spec.offering and spec.on_silence is OnSilence.RERUN:
+        raise Refused(
+            "scheduler.offering_rerun",
+            "a request is its owner's to answer, and is not placed again while he is silent",
+            next_step="use if_site_silent=wait",
+        )
 
 
 def _check_env(env: Mapping[str, str]) -> None:
@@ -136,6 +155,8 @@ def queued(job: Job, *, avoided: Sequence[Avoided] = (), unsure: Sequence[SiteNa
         rerun=reruns(job),
         avoided=tuple(avoided),
         unsure=tuple(unsure),
+        offering=job.spec.offering,
+        budget=job.spec.budget,
     )
 
 
@@ -163,6 +184,8 @@ def place(
         spec=decision.spec,
         spec_revision=decision.spec_revision,
         offered_at=now,
+        offering=decision.offering,
+        answer_by=now + timedelta(seconds=decision.answer_within_s) if decision.offering else None,
         version=1,
     )
     after = moved(job, JobEvent.PLACE, now, attempts=record.number, generation=record.generation, site=decision.site)

@@ -292,6 +292,8 @@ def waiting_of(view: JobView, silent_since: datetime | None) -> Waiting | None:
         return Waiting(reason=WaitReason.SITE_SILENT, text=text, since=silent_since)
     if job.state is JobState.PLACED and view.attempts:
         last = view.attempts[-1]
+        if last.offering:
+            return Waiting(reason=WaitReason.OFFERED, text=_asked(last), since=last.claimed_at or last.offered_at)
         text = f"offered to {last.site}/{last.pool}" if last.claimed_at is None else f"claimed by {last.site}/{last.pool}, not started yet"
         return Waiting(
             reason=WaitReason.OFFERED,
@@ -300,6 +302,15 @@ def waiting_of(view: JobView, silent_since: datetime | None) -> Waiting | None:
             rejections=list(verdict.rejections if verdict else ()),
         )
     return None
+
+
+def _asked(request: AttemptRecord) -> str:
+    """A request is with its owner: what was promised, in words that stay true when it is not kept."""
+    where = f"{request.site}/{request.offering}"
+    if request.claimed_at is not None:
+        return f"accepted by the owner of {where}, not started yet"
+    by = f"{request.answer_by:%Y-%m-%d %H:%M}Z" if request.answer_by else "no time that was promised"
+    return f"asked of the owner of {where}; an answer was promised by {by}. Without one you may cancel it: nothing has run"
 
 
 def record_of(view: JobView, silent_since: datetime | None = None) -> JobRecord:

@@ -107,6 +107,7 @@ def pool_views(
                 mode=record.mode,
                 tenants=tuple(record.tenants),
                 downtimes=_downtimes(record, now),
+                offerings=tuple(record.offerings),
             )
         )
     return tuple(views)

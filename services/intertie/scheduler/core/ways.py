@@ -135,6 +135,7 @@ def adopt(
         spec_revision=attribution.spec_revision,
         offered_at=now,
         claimed_at=now,
+        offering=offer.offering,
         version=version,
     )
     lease_s = offer.lease_s if reruns(file.job) else 0
