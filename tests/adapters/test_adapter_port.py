@@ -25,7 +25,7 @@ from intertie.contracts.link import Sealed
 CLOCK = SystemClock()
 
 
-@pytest.fixture(params=["fake", "process", "process-cgroup", "machines-own", "machines-node"])
+@pytest.fixture(params=["fake", "queue", "queue-shell", "process", "process-cgroup", "machines-own", "machines-node"])
 async def adapter(request: pytest.FixtureRequest, short_folder: Path) -> AsyncIterator[Adapter]:
     match request.param:
         case "fake":

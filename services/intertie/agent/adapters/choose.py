@@ -9,8 +9,10 @@ from dataclasses import dataclass
 
 from intertie.agent.adapters.port import Adapter, Cluster
 from intertie.agent.adapters.process import ProcessAdapter, find_cgroups
+from intertie.agent.adapters.queue import QueueAdapter
 from intertie.agent.config import Folder
 from intertie.agent.core.rules import Rules
+from intertie.agent.kubernetes.core.settings import KubernetesRules
 from intertie.clock import Clock
 
 
@@ -26,4 +28,15 @@ class Chosen:
 
 def adapter_of(folder: Folder, rules: Rules, clock: Clock) -> Chosen:
     """`Refused` if what is declared cannot be used here."""
+    if rules.kubernetes is not None:
+        return on_kubernetes(folder, rules.kubernetes, clock)
     return Chosen(ProcessAdapter(folder.jobs, cgroups=find_cgroups()))
+
+
+def on_kubernetes(folder: Folder, rules: KubernetesRules, clock: Clock) -> Chosen:
+    from intertie.agent.kubernetes.cluster import KubernetesCluster  # Heavy, and only where there is a cluster.
+    from intertie.agent.kubernetes.folders import ClaimFiles
+
+    cluster = KubernetesCluster(rules, folder.root / "kubernetes", clock)
+    adapter = QueueAdapter(folder.jobs, cluster, ClaimFiles(rules), clock, every_s=float(rules.observe_s))
+    return Chosen(adapter, cluster, float(rules.observe_s))

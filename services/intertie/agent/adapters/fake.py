@@ -15,6 +15,7 @@ import io
 import shlex
 import tarfile
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -60,6 +61,32 @@ class Disk:
 
 # As the supervisor looks at its lease.
 LEASE_LOOK_S = 1.0
+
+
+async def play(script: str, say: Callable[[bytes], None], write: Callable[[str, bytes], None]) -> Exit:
+    """Run a script of the few commands that are known here; `say` takes what it prints, `write` a file of its work folder."""
+    lines = script.replace("\r\n", "\n").splitlines()
+    if lines and lines[0].startswith("#!") and lines[0].strip() not in ("#!/bin/sh", "#!/bin/bash"):
+        return Exit(certain=True, refused_errno=errno.ENOENT, refused_file="script", refused_text="No such file or directory")
+    for line in lines:
+        words = shlex.split(line, comments=True)
+        match words:
+            case []:
+                continue
+            case ["sleep", seconds]:
+                await asyncio.sleep(float(seconds))
+            case ["echo", *said, ">", name]:
+                write(name, (" ".join(said) + "\n").encode())
+            case ["echo", *said]:
+                say((" ".join(said) + "\n").encode())
+            case ["exit", code]:
+                return Exit(certain=True, code=int(code))
+            case ["kill", "-9", "$$"]:
+                return Exit(certain=True, signal=9)
+            case _:
+                say(f"{words[0]}: not found\n".encode())
+                return Exit(certain=True, code=127)
+    return Exit(certain=True, code=0)
 
 
 class FakeAdapter:
@@ -156,28 +183,10 @@ class FakeAdapter:
         return [run.attempt for run in self.disk.runs.values() if not run.fenced and not run.trimmed]
 
     async def _execute(self, run: Run) -> Exit:
-        lines = run.attempt.spec.script.replace("\r\n", "\n").splitlines()
-        if lines and lines[0].startswith("#!") and lines[0].strip() not in ("#!/bin/sh", "#!/bin/bash"):
-            return Exit(certain=True, refused_errno=errno.ENOENT, refused_file="script", refused_text="No such file or directory")
-        for line in lines:
-            words = shlex.split(line, comments=True)
-            match words:
-                case []:
-                    continue
-                case ["sleep", seconds]:
-                    await asyncio.sleep(float(seconds))
-                case ["echo", *said, ">", name]:
-                    run.files[name] = (" ".join(said) + "\n").encode()
-                case ["echo", *said]:
-                    run.log += (" ".join(said) + "\n").encode()
-                case ["exit", code]:
-                    return Exit(certain=True, code=int(code))
-                case ["kill", "-9", "$$"]:
-                    return Exit(certain=True, signal=9)
-                case _:
-                    run.log += f"{words[0]}: not found\n".encode()
-                    return Exit(certain=True, code=127)
-        return Exit(certain=True, code=0)
+        def say(text: bytes) -> None:
+            run.log += text
+
+        return await play(run.attempt.spec.script, say, run.files.__setitem__)
 
     async def presence(self, attempt: AttemptId) -> Presence:
         run = self.disk.runs.get(attempt)

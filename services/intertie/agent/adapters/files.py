@@ -168,7 +168,7 @@ class LocalFiles:
         await self._do(put)
 
     async def read(self, job: Owned, name: str, offset: int = 0, limit: int = RECORD_BYTES) -> Chunk | None:
-        return await self._do(_read, self.home(job) / name, offset, limit)
+        return await self._do(read_plain, self.home(job) / name, offset, limit)
 
     async def names(self, job: Owned) -> frozenset[str] | None:
         def look() -> frozenset[str] | None:
@@ -205,7 +205,7 @@ class LocalFiles:
             raise Unavailable("agent.job_folders", f"job folders below {self.folder} cannot be used: {err}", retry_after_s=10) from err
 
 
-def _read(path: Path, offset: int, limit: int) -> Chunk | None:
+def read_plain(path: Path, offset: int, limit: int) -> Chunk | None:
     """A plain file that the job may have replaced by anything: no link is followed, no pipe waited for."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)

@@ -129,10 +129,12 @@ fi
 intertie_stopped= intertie_killer= intertie_heard=0
 trap 'intertie_heard=1; IFS= read -r intertie_why <"$intertie_job/.why"; intertie_end "$intertie_why"' USR1
 trap 'intertie_heard=1; intertie_end signalled' TERM
-# A shell says on its own standard error which signal ended what it waited for; nothing else tells a kill from `exit 137`.
+# A shell says on its own standard error which signal ended what it waits for, if that dies while it waits; nothing else tells a kill from
+# `exit 137`. So nothing of the job is begun before the wait below has begun.
 exec 2>"$intertie_job/.died"
 (
     trap - INT QUIT TERM USR1
+    sleep 0.2 2>/dev/null || sleep 1
     exec "$@" </dev/null >>"$intertie_job/log" 2>&1
 ) &
 intertie_child=$!
