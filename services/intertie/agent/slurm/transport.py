@@ -1,0 +1,270 @@
+"""How a command reaches Slurm: on this machine (as a mapped account where the agent may become it), or on a login node by SSH.
+
+No shell reads any word of ours, except the login node's, for which each word is quoted. Every command has an outer time limit and a bounded answer, and
+runs in the C locale with times as seconds since the epoch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shlex
+import signal
+import subprocess
+import tempfile
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Protocol
+
+from intertie.agent import accounts
+from intertie.agent.slurm.core.rules import SlurmRules, SlurmSsh
+from intertie.errors import Refused, Unavailable
+
+if TYPE_CHECKING:
+    import asyncssh
+
+# A queue of 100,000 jobs is about 30 MB of text; what is longer is no queue.
+ANSWER_BYTES = 128 * 1024 * 1024
+ERROR_BYTES = 65_536
+# To reach a login node, key exchange included.
+CONNECT_S = 15.0
+
+
+class Unsure(Unavailable):
+    """Nobody knows whether it was taken: look for the tag before anything else."""
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """How a command ended. `code` is negative where a signal ended it."""
+
+    code: int
+    out: bytes
+    error: bytes
+
+
+class Shell(Protocol):
+    """Errors: `Unsure` (it was begun, and its end is not known), `Unavailable` (it was surely not begun)."""
+
+    async def run(
+        self, argv: Sequence[str], *, account: str = "", stdin: Path | bytes = b"", timeout_s: float, limit: int = ANSWER_BYTES
+    ) -> Done:
+        """`account`: become it, where this transport can; empty: as ourselves."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+def environment(rules: SlurmRules) -> dict[str, str]:
+    """All that a command of Slurm gets of us."""
+    base = {"PATH": rules.path, "LC_ALL": "C.UTF-8", "SLURM_TIME_FORMAT": "%s", "TZ": os.environ.get("TZ", "")}
+    if rules.conf:
+        base["SLURM_CONF"] = rules.conf
+    return {name: value for name, value in base.items() if value}
+
+
+class LocalShell:
+    """Processes of this machine."""
+
+    def __init__(self, env: Mapping[str, str]) -> None:
+        self._env = dict(env)
+
+    async def run(
+        self, argv: Sequence[str], *, account: str = "", stdin: Path | bytes = b"", timeout_s: float, limit: int = ANSWER_BYTES
+    ) -> Done:
+        who = None
+        if account:
+            if why := accounts.why_not(account):
+                raise Refused("slurm.account", why)
+            who = accounts.by_name(account)
+        job = _Process(argv, self._env, who, timeout_s, limit)
+        try:
+            return await asyncio.to_thread(job.run, stdin)
+        except asyncio.CancelledError:
+            job.kill()
+            raise
+
+    async def close(self) -> None:
+        return None
+
+
+class _Process:
+    """One command, waited for in a thread: the event loop that an agent runs on may not be able to start a process as somebody else."""
+
+    def __init__(
+        self, argv: Sequence[str], env: Mapping[str, str], who: accounts.LocalAccount | None, timeout_s: float, limit: int
+    ) -> None:
+        self.argv, self.env, self.who, self.timeout_s, self.limit = list(argv), dict(env), who, timeout_s, limit
+        self._process: subprocess.Popen[bytes] | None = None
+        self._late = False
+        if who is not None:
+            self.env |= {"USER": who.name, "LOGNAME": who.name, "HOME": who.home}
+
+    def kill(self) -> None:
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+
+    def _give_up(self) -> None:
+        self._late = True
+        self.kill()
+
+    def run(self, stdin: Path | bytes) -> Done:
+        with contextlib.ExitStack() as stack:
+            fed: IO[bytes]
+            if isinstance(stdin, Path):
+                fed = stack.enter_context(stdin.open("rb"))
+            else:
+                fed = stack.enter_context(tempfile.TemporaryFile())
+                fed.write(stdin)
+                fed.seek(0)
+            error = stack.enter_context(tempfile.TemporaryFile())
+            process = self._start(fed, error)
+            self._process = process
+            timer = threading.Timer(self.timeout_s, self._give_up)
+            timer.daemon = True
+            timer.start()
+            try:
+                assert process.stdout is not None
+                out = process.stdout.read(self.limit + 1)
+                if len(out) > self.limit:
+                    self.kill()
+                code = process.wait()
+            finally:
+                timer.cancel()
+                if process.stdout is not None:
+                    process.stdout.close()
+            if self._late:
+                raise Unsure("slurm.no_answer", f"{self.argv[0]} had no answer within {self.timeout_s:g} s")
+            if len(out) > self.limit:
+                raise Unavailable("slurm.too_much", f"{self.argv[0]} answered with more than {self.limit} bytes")
+            error.seek(0)
+            return Done(code, out, error.read(ERROR_BYTES))
+
+    def _start(self, fed: IO[bytes], error: IO[bytes]) -> subprocess.Popen[bytes]:
+        who = self.who
+        try:
+            return subprocess.Popen(
+                self.argv,
+                env=self.env,
+                stdin=fed,
+                stdout=subprocess.PIPE,
+                stderr=error,
+                cwd="/",
+                start_new_session=True,
+                user=who.uid if who else None,
+                group=who.gid if who else None,
+                extra_groups=list(who.groups) if who else None,
+                umask=0o077,
+            )
+        except FileNotFoundError as err:
+            raise Refused(
+                "slurm.not_installed", f"{self.argv[0]} is not on {self.env.get('PATH')}", next_step="set path in [slurm] of site.toml"
+            ) from err
+        except OSError as err:
+            raise Unavailable("slurm.cannot_run", f"{self.argv[0]} cannot be run: {err.strerror}", retry_after_s=10) from err
+
+
+class SshShell:
+    """A login node. One connection, made again when it breaks; its host key must be in the owner's file."""
+
+    def __init__(self, node: SlurmSsh, env: Mapping[str, str]) -> None:
+        self._node, self._env = node, dict(env)
+        self._connection: asyncssh.SSHClientConnection | None = None
+        self._one = asyncio.Lock()
+
+    async def run(
+        self, argv: Sequence[str], *, account: str = "", stdin: Path | bytes = b"", timeout_s: float, limit: int = ANSWER_BYTES
+    ) -> Done:
+        assert not account, "a login node lets us be nobody else; the wrapper does"
+        import asyncssh
+
+        words = ["env", *[f"{name}={value}" for name, value in self._env.items() if name != "TZ"], *argv]
+        data = await asyncio.to_thread(stdin.read_bytes) if isinstance(stdin, Path) else stdin
+        begun = False
+        try:
+            connection = await self._connect()
+            async with asyncio.timeout(timeout_s):
+                process = await connection.create_process(shlex.join(words), encoding=None)
+                begun = True
+                async with process:
+                    return await _talk(process, data, limit)
+        except TimeoutError as err:
+            await self._drop()
+            kind = Unsure if begun else Unavailable
+            raise kind("slurm.no_answer", f"{argv[0]} on {self._node.host} had no answer within {timeout_s:g} s") from err
+        except (asyncssh.Error, OSError) as err:
+            await self._drop()
+            kind = Unsure if begun else Unavailable
+            raise kind("slurm.ssh", f"{self._node.host}: {err}"[:300], retry_after_s=5) from err
+
+    async def _connect(self) -> asyncssh.SSHClientConnection:
+        import asyncssh
+
+        async with self._one:
+            held = self._connection
+            if held is not None and not held.is_closed():
+                return held
+            node = self._node
+            try:
+                async with asyncio.timeout(CONNECT_S):
+                    self._connection = await asyncssh.connect(
+                        node.host,
+                        node.port,
+                        username=node.user,
+                        client_keys=[node.key],
+                        known_hosts=node.known_hosts,
+                        agent_path=None,
+                        agent_forwarding=False,
+                        config=None,
+                        keepalive_interval=15,
+                    )
+            except asyncssh.HostKeyNotVerifiable as err:
+                raise Refused(
+                    "slurm.host_key",
+                    f"the host key of {node.host} is not the one in {node.known_hosts}",
+                    next_step=f"if the owner changed it: ssh-keyscan {node.host}, compare it with them, put it there",
+                ) from err
+            except asyncssh.PermissionDenied as err:
+                raise Unavailable("slurm.ssh_denied", f"{node.host} does not let {node.user} in with {node.key}", retry_after_s=60) from err
+            except (OSError, ValueError, asyncssh.KeyImportError) as err:
+                raise Unavailable("slurm.ssh", f"{node.host} cannot be reached: {err}"[:300], retry_after_s=10) from err
+            return self._connection
+
+    async def _drop(self) -> None:
+        held, self._connection = self._connection, None
+        if held is not None:
+            held.abort()
+
+    async def close(self) -> None:
+        await self._drop()
+
+
+async def _talk(process: asyncssh.SSHClientProcess[bytes], data: bytes, limit: int) -> Done:
+    """Feed it, read both its outputs within bounds, and wait."""
+    stdin, stdout, stderr = process.stdin, process.stdout, process.stderr
+
+    async def feed() -> None:
+        with contextlib.suppress(BrokenPipeError, ConnectionError):
+            stdin.write(data)
+            await stdin.drain()
+            stdin.write_eof()
+
+    async def take(stream: asyncssh.SSHReader[bytes], most: int) -> bytes:
+        parts, size = list[bytes](), 0
+        while part := await stream.read(65_536):
+            size += len(part)
+            if size <= most:
+                parts.append(part)
+        return b"".join(parts) if size <= most else b""
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(feed())
+        out = group.create_task(take(stdout, limit))
+        error = group.create_task(take(stderr, ERROR_BYTES))
+    ended = await process.wait()
+    code = ended.exit_status if ended.exit_status is not None else -1
+    return Done(code, out.result(), error.result())
