@@ -105,6 +105,11 @@ class SlurmCluster:
     def name(self) -> str:
         return self._name
 
+    @property
+    def questions(self) -> int:
+        """Put to slurmctld and slurmdbd so far: what looking costs."""
+        return self.slurm.asked
+
     async def open(self) -> None:
         """Learn the cluster's name. Without it nothing of it can be told apart from another's."""
         if not self._name:

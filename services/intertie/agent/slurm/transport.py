@@ -190,8 +190,10 @@ class SshShell:
             async with asyncio.timeout(timeout_s):
                 process = await connection.create_process(shlex.join(words), encoding=None)
                 begun = True
-                async with process:
+                try:
                     return await _talk(process, data, limit)
+                finally:
+                    process.close()
         except TimeoutError as err:
             await self._drop()
             kind = Unsure if begun else Unavailable
