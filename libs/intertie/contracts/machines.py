@@ -163,6 +163,12 @@ class CordonNode(Contract, frozen=True, kw_only=True):
     reason: Text = ""
 
 
+class RevokeNode(Contract, frozen=True, kw_only=True):
+    """`POST /v1/nodes/{node}/revoke`. `lost`: the machine will not come back; what runs there is closed with its outcome unknown, by your word."""
+
+    lost: bool = False
+
+
 class Reservation(Contract, frozen=True, kw_only=True):
     """A present holder: these devices are theirs until then. Known at the site alone."""
 

@@ -157,6 +157,16 @@ def absent(work: Work, held: Collection[AttemptId], node: str) -> Work:
     return msgspec.structs.replace(work, exit=Exit(certain=False))
 
 
+def removed(work: Work) -> Work:
+    """A person took the node out of the pool for good: nothing of it will ever be told. What was running ends with nobody knowing how."""
+    if work.over:
+        return work
+    if work.started is None:
+        why = Failing(code="removed_externally", text=f"node {work.node} was taken out of the pool")
+        return msgspec.structs.replace(work, refusal=why, offer=None)
+    return msgspec.structs.replace(work, exit=Exit(certain=False))
+
+
 def in_hand(held: Iterable[HeldAttempt]) -> frozenset[AttemptId]:
     """Those that a node will still speak of."""
     return frozenset(one.attempt for one in held)
