@@ -429,8 +429,17 @@ class OfferingsTold(EntryBase, frozen=True, kw_only=True, tag="offerings"):
     offerings: list[OfferingTold]
 
 
+class ProbeTold(EntryBase, frozen=True, kw_only=True, tag="probe"):
+    """A probe of a pool ran to its end. Said only to a keeper of link version 3 or later."""
+
+    pool: PoolName
+    sealed: Sealed
+    """A `contracts.probe.ProbeReport`, under the site's key."""
+
+
 RegistryEntry = (
-    OfferingsTold
+    ProbeTold
+    | OfferingsTold
     | JobOfferingsTold
     | Inventory
     | ProfileDeclared

@@ -29,6 +29,7 @@ from intertie.agent.journal import Also, Cursor, SqliteJournal, handled
 from intertie.agent.leases import Leases
 from intertie.agent.owner import Owner
 from intertie.agent.pause import Pause
+from intertie.agent.requests import Requests
 from intertie.agent.room import Room
 from intertie.agent.search import rebuild, search, without_values
 from intertie.agent.transfer import Transfer
@@ -113,6 +114,8 @@ class Site:
         """False while another session of this site rules: the hub's work then starts nowhere here."""
         self.freed = asyncio.Event()
         """Set when devices change hands, and a new one each time."""
+        self.turned_away: Callable[[OfferBody], None] = lambda body: None
+        """Called when an offer was refused."""
         self._courses: dict[AttemptId, asyncio.Task[None]] = {}
         self._unanswered: set[InstructionId] = set()
         self._told: list[PoolInventory] | None = None
@@ -120,6 +123,7 @@ class Site:
         self.leases = Leases(self)
         self.room = Room(self)
         self.borders, self.pause, self.grants = Borders(self), Pause(self), Grants(self)
+        self.requests = Requests(self)
         self.use = DeviceUses(self)
 
     # --- life ---
@@ -135,6 +139,7 @@ class Site:
         await self.borders.recover()
         await self.pause.recover()
         await self.grants.recover()
+        await self.requests.recover()
         await self.use.recover()
         for attempt in list(self.books.attempts.values()):
             if attempt.local is None and attempt.state in OPEN:
@@ -173,6 +178,7 @@ class Site:
             cordoned=frozenset(self.settings.cordoned_pools),
             may_run_as=self.adapter.may_run_as,
             owner_first=self.rules.owner_first,
+            offerings=self.requests.offerings(),
             paused=self.pause.on,
             closed=self.room.why,
             self_stop=self.adapter.self_stop,
@@ -222,13 +228,16 @@ class Site:
         lanes: set[Lane] = set()
 
         def build(following: NextSeq) -> Mapping[Lane, Sequence[EntryBase]]:
-            built = entries(following)
+            built = {lane: [veiled(one, self._about_whom(one)) for one in some] for lane, some in entries(following).items()}
             lanes.update(lane for lane, some in built.items() if some)
             return built
 
         await self.journal.append(build, also)
         if lanes:
             self.wake(lanes)
+
+    def _about_whom(self, entry: EntryBase) -> Attempt | None:
+        return self.books.attempts.get(entry.attempt) if isinstance(entry, AttemptEntry) else None
 
     async def record(self, entries: Build, also: Also) -> None:
         """Journal a fact that has happened: a full disk delays it, nothing drops it."""
@@ -305,14 +314,17 @@ class Site:
         body = await self._opened(offer)
         if body is None:
             return
+        if body.offering:
+            await self.requests.take(offer, body)
+            return
         answer = judge(body, self.terms(), self.books, sent_boot_s=sent_boot_s, kernel_boot=self.boot)
         match answer:
             case Repeated():
                 await self.journal.write(handled(offer.id))
             case NotTaken(why):
-                await self._refuse(offer, body, why)
+                await self.refuse(offer, body, why)
             case Taken(attempt):
-                await self._claim(offer, with_state(attempt, attempt.state, offer=self._kept(offer, body)))
+                await self.claim(offer, with_state(attempt, attempt.state, offer=self.kept(offer, body)))
 
     async def _opened(self, offer: Offer) -> OfferBody | None:
         """The body, if the scheduler sealed it for this attempt; refused with a fault otherwise."""
@@ -337,7 +349,7 @@ class Site:
             return None
         return body
 
-    def _kept(self, offer: Offer, body: OfferBody) -> Sealed | None:
+    def kept(self, offer: Offer, body: OfferBody) -> Sealed | None:
         """The signed copy of an offer from which a hub that lost the job adopts it: never one with values of the environment."""
         if not body.env or offer.adoption is None:
             return without_values(offer.sealed)
@@ -347,7 +359,9 @@ class Site:
             return None
         return offer.adoption if copy == msgspec.structs.replace(body, env={}) else None
 
-    async def _refuse(self, offer: Offer, body: OfferBody, why: Failing) -> None:
+    async def refuse(self, offer: Offer, body: OfferBody, why: Failing, also: Also | None = None) -> None:
+        """Answer an offer with no, in one transaction with `also`."""
+
         def entries(following: NextSeq) -> Mapping[Lane, Sequence[EntryBase]]:
             refused = OfferRefused(
                 **self._about(following[Lane.SCHEDULER], body.attempt, body.job, body.epoch, body.generation),
@@ -358,11 +372,13 @@ class Site:
             return {Lane.SCHEDULER: [refused]}
 
         # A refused attempt never starts here: its tombstone gives a late repeat the same answer.
-        await self.append(entries, together(handled(offer.id), bury(body.attempt, self.clock.now().isoformat())))
+        answered = together(handled(offer.id), bury(body.attempt, self.clock.now().isoformat()))
+        await self.append(entries, together(answered, also) if also is not None else answered)
         self.books.tombstones.add(body.attempt)
+        self.turned_away(body)
         LOG.info("an offer is refused", attempt=body.attempt, code=why.code, text=why.text)
 
-    async def _claim(self, offer: Offer, attempt: Attempt) -> None:
+    async def claim(self, offer: Offer, attempt: Attempt) -> None:
         before = self.books.seen.get(attempt.job)
         self.listed.add(attempt.id)
         self.put(attempt)
@@ -628,6 +644,7 @@ class Site:
         for instruction in list(self._unanswered):
             await self.journal.drop_unhandled(instruction)
             self._unanswered.discard(instruction)
+        await self.requests.tick()
         await self.pause.tick()
         await self.borders.tick()
 

@@ -12,7 +12,7 @@ import msgspec
 
 from intertie.agent.books import put_setting, together
 from intertie.agent.core import use
-from intertie.agent.core.model import Attempt, State
+from intertie.agent.core.model import Attempt, State, told_devices
 from intertie.agent.journal import Also, Cursor
 from intertie.agent.sources.reading import CardReading
 from intertie.contracts.base import encode
@@ -79,7 +79,12 @@ class DeviceUses:
             LOG.warning("what was seen of devices is kept later", code=err.code)
 
     def told(self, attempt: Attempt, ran_us: int) -> list[DeviceUse]:
-        return use.told(self._uses.get(attempt.id), held(attempt), ran_us)
+        """By the names that the hub knows of its devices, where a request's cards are the site's own affair."""
+        found = use.told(self._uses.get(attempt.id), held(attempt), ran_us)
+        if not attempt.offering:
+            return found
+        names = dict(zip(attempt.devices, told_devices(attempt), strict=False))
+        return [msgspec.structs.replace(one, device=names[one.device]) for one in found if one.device in names]
 
     def ended(self, attempt: AttemptId) -> Also:
         """In the transaction of its end: the row goes."""

@@ -64,6 +64,8 @@ class LocalWork(msgspec.Struct, frozen=True, kw_only=True):
     uid: int
     cwd: str
     submitted: datetime
+    probe: bool = False
+    """The site's own known job, not a person's."""
 
 
 class StartedRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -151,6 +153,12 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     """Found in its folder only, after younger work had taken its devices: it is at its end by now, and holds nothing."""
     offer: Sealed | None = None
     """The signed offer without values of the environment, from which a hub that lost the job adopts it: kept as long as the row."""
+    offering: str = ""
+    """A request to this job offering: the owner accepted it, and the site chose the cards."""
+    asked: list[DeviceId] = []
+    """Of a request: the hub's names for its cards, which is all that the hub knows of them."""
+    accepted_at: datetime | None = None
+    """When the owner's yes was given."""
     stop: StopAsked | None = None
     refusal: Failing | None = None
     queued: QueuedRecord | None = None
@@ -158,6 +166,11 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     suspensions: list[Suspension] = []
     started: StartedRecord | None = None
     ended: EndedRecord | None = None
+
+
+def told_devices(attempt: Attempt) -> list[DeviceId]:
+    """Its devices as the hub knows them."""
+    return list(attempt.asked if attempt.offering else attempt.devices)
 
 
 def with_state(attempt: Attempt, state: State, **changes: object) -> Attempt:
