@@ -66,6 +66,7 @@ def test_a_sites_imports_are_exactly_its_own_subjects_of_the_contracts() -> None
     assert imported == {
         **{sync_subject("site-a", lane): f"up.{lane}.sync" for lane in Lane},
         answer_subject("site-a"): "up.answer",
+        "intertie.v1.up.site-a.call.*": "up.call.*",
         telemetry_subject("site-a", "*"): "tel.gpu.*",
         "intertie.v1.down.site-a.*": "down.*",
     }
@@ -81,7 +82,7 @@ def test_a_site_has_no_jetstream_no_leaf_nodes_and_bounded_everything() -> None:
 def test_the_scoped_key_carries_the_role_and_without_a_key_nobody_gets_in() -> None:
     [scoped] = claims(site_jwt())["signing_keys"]
     assert scoped["kind"] == "user_scope" and scoped["key"] == SIGNING.public
-    assert scoped["template"]["pub"]["allow"] == ["up.*.sync", "up.answer", "tel.gpu.*"]
+    assert scoped["template"]["pub"]["allow"] == ["up.*.sync", "up.answer", "up.call.*", "tel.gpu.*"]
     assert scoped["template"]["sub"]["allow"] == ["_INBOX.>", "down.*"]
     assert claims(site_jwt(keys=[]))["signing_keys"] == []
 

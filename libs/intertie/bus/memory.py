@@ -44,6 +44,7 @@ def site_account(site: str) -> AccountMap:
         out={
             "up.*.sync": f"intertie.v1.up.{site}.*.sync",
             "up.answer": f"intertie.v1.up.{site}.answer",
+            "up.call.*": f"intertie.v1.up.{site}.call.*",
             "tel.gpu.*": f"intertie.v1.tel.gpu.{site}.*",
         },
         into={"down.*": f"intertie.v1.down.{site}.*"},

@@ -14,6 +14,7 @@ from typing import Annotated, ClassVar
 import msgspec
 
 from intertie.contracts.base import Contract, Event, Instant, NonNegative, Positive, Text
+from intertie.contracts.call_offerings import DEFAULT_CALL_PAYS, CallLine, CallPays, CallPrice
 from intertie.contracts.job import Cause
 from intertie.contracts.link import Sealed
 from intertie.contracts.site import DeviceKind
@@ -136,6 +137,10 @@ class MeterSpec(Contract, frozen=True, kw_only=True):
     time_zone: str = "Asia/Shanghai"
     effective_from: Instant
     agreed_by: list[str] = []
+    call_prices: list[CallPrice] = []
+    """Of call offerings; one without a price here is not priced: its calls wait."""
+    call_pays: dict[str, CallPays] = msgspec.field(default_factory=lambda: dict(DEFAULT_CALL_PAYS))
+    """By a call's outcome."""
 
 
 class Formula(Contract, frozen=True, kw_only=True):
@@ -289,6 +294,8 @@ class Statement(Contract, frozen=True, kw_only=True):
     """Use beyond the islanded allowances."""
     more_after: str = ""
     """Lines go on after this job: ask again with `after`. All sums are of the whole statement."""
+    calls: list[CallLine] = []
+    """Calls of offerings, per offering and day; their amounts are in the sums above."""
     at: Instant
 
 
@@ -325,6 +332,8 @@ class AgreeSpec(Contract, frozen=True, kw_only=True):
     minimum_us: NonNegative = 0
     time_zone: str = "Asia/Shanghai"
     effective_from: datetime | None = None
+    call_prices: list[CallPrice] = []
+    call_pays: dict[str, CallPays] | None = None
 
 
 class SpecsQuery(Contract, frozen=True, kw_only=True):
@@ -426,6 +435,10 @@ class LedgerCheck(Contract, frozen=True, kw_only=True):
     """Money evidence that nobody has, newest first; at most 100."""
     periods: list[SitePeriod] = []
     """Periods of which a site's own count does not agree with what is here, newest first; at most 100."""
+    calls_waiting: NonNegative = 0
+    """Calls of offerings that are not settled: `intertie calls --state waiting`."""
+    calls_differing: NonNegative = 0
+    """Calls whose postings are not what their records rate to now."""
 
 
 class SuspendedSegment(Contract, frozen=True, kw_only=True):

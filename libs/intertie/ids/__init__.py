@@ -36,6 +36,9 @@ TokenId = NewType("TokenId", str)
 JournalId = NewType("JournalId", str)
 SessionId = NewType("SessionId", str)
 InstructionId = NewType("InstructionId", str)
+CallId = NewType("CallId", str)
+OfferingName = NewType("OfferingName", str)
+"""Unique inside its site; `site/offering` names one to people."""
 Digest = NewType("Digest", str)
 """`sha256:` and 64 hex digits, of the exact bytes."""
 

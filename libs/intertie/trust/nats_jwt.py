@@ -111,6 +111,8 @@ _ANCHOR = Permissions(publish=(f"{PREFIX}.cmd.identity.anchor_audit",), subscrib
 
 _ASK = Permissions(publish=(f"{PREFIX}.down.*.ask",), subscribe=(f"{PREFIX}.up.*.answer",))
 _LIVE_EVENTS = Permissions(publish=(), subscribe=(f"{PREFIX}.evt.>",))
+_CALLS = Permissions(publish=(f"{PREFIX}.down.*.call",), subscribe=(f"{PREFIX}.up.*.call.*",))
+"""Calls of sites' offerings: frames down, and every site's frames up, in which the server has put the site's name."""
 
 BEYOND_COMMON: Mapping[str, tuple[Permissions, ...]] = {
     "registry": (_lane(Lane.REGISTRY), _commands("incident"), _ANCHOR),
@@ -119,7 +121,7 @@ BEYOND_COMMON: Mapping[str, tuple[Permissions, ...]] = {
     "identity": (_STREAM_MAKER, _commands("registry", "incident"), _ANCHOR),
     "incident": (_ANCHOR,),
     # It calls with its users' claims; what these may do is judged by the called service.
-    "gateway": (_LIVE_EVENTS, _commands("registry", "scheduler", "metering", "identity", "incident")),
+    "gateway": (_LIVE_EVENTS, _CALLS, _commands("registry", "scheduler", "metering", "identity", "incident")),
 }
 """What each service does on the bus beside the common part: the reason for every other subject is in `_common`."""
 
@@ -154,7 +156,7 @@ REVOKED_TAG = "revoked-signing-key:"
 # What the agent's users may do in their site's account; the names are local, the server adds prefix and site.
 SITE_ROLE = "agent"
 SITE_TEMPLATE: Json = {
-    "pub": {"allow": ["up.*.sync", "up.answer", "tel.gpu.*"]},
+    "pub": {"allow": ["up.*.sync", "up.answer", "up.call.*", "tel.gpu.*"]},
     "sub": {"allow": [f"{INBOX}.>", "down.*"]},
     "subs": SITE_SUBSCRIPTIONS,
     "data": -1,
@@ -183,6 +185,7 @@ def hub_account(operator_key: Key, public: str, now: datetime) -> str:
     exports = [
         {"name": "lane", "subject": f"{PREFIX}.up.*.*.sync", "type": "service", "response_type": "Singleton"},
         {"name": "answer", "subject": f"{PREFIX}.up.*.answer", "type": "service", "response_type": "Singleton"},
+        {"name": "call", "subject": f"{PREFIX}.up.*.call.*", "type": "service", "response_type": "Singleton"},
         # A service and not a stream: the import then puts the site's name in, and a publish without reply costs no answer.
         {"name": "telemetry", "subject": f"{PREFIX}.tel.gpu.*.*", "type": "service", "response_type": "Singleton"},
         {"name": "down", "subject": f"{PREFIX}.down.*.*", "type": "stream"},
@@ -234,6 +237,7 @@ def _site_imports(site: SiteName, hub: str) -> list[Json]:
     return [
         *(service(f"lane-{lane}", f"{PREFIX}.up.{site}.{lane}.sync", f"up.{lane}.sync") for lane in Lane),
         service("answer", f"{PREFIX}.up.{site}.answer", "up.answer"),
+        service("call", f"{PREFIX}.up.{site}.call.*", "up.call.*"),
         service("telemetry", f"{PREFIX}.tel.gpu.{site}.*", "tel.gpu.*"),
         {"name": "down", "account": hub, "subject": f"{PREFIX}.down.{site}.*", "local_subject": "down.*", "type": "stream"},
     ]

@@ -19,6 +19,7 @@ from intertie.bus.port import Bus
 from intertie.clock import SystemClock
 from intertie.contracts.http import Health
 from intertie.errors import Unavailable
+from intertie.gateway.calls import Calls
 from intertie.gateway.files import Files
 from intertie.gateway.http import BODY_BYTES, Api, Door, errors_and_trace, json_response
 from intertie.gateway.objects import ObjectStore
@@ -49,10 +50,14 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     beat_s: Annotated[float, msgspec.Meta(gt=0)] = 1.0
 
 
-def application(bus: Bus, settings: GatewaySettings, objects: ObjectStore, clock: SystemClock, key: Key) -> web.Application:
-    """The whole of HTTP."""
+def application(
+    bus: Bus, settings: GatewaySettings, objects: ObjectStore, clock: SystemClock, key: Key, calls: Calls | None = None
+) -> web.Application:
+    """The whole of HTTP. `calls`: those of sites' offerings, where they are taken."""
     app = web.Application(middlewares=[errors_and_trace], client_max_size=BODY_BYTES)
-    door = Door(bus, clock)
+    door = calls.door if calls is not None else Door(bus, clock)
+    if calls is not None:
+        calls.add_to(app)
     Api(bus, door, objects).add_to(app)
     Files(bus, door, objects, clock).add_to(app)
     Pages(
@@ -108,13 +113,16 @@ async def run(environ: Mapping[str, str]) -> int:
     objects = ObjectStore(
         settings.data_dir / "objects", limit_bytes=settings.object_limit_mib * 1024 * 1024, keep=timedelta(days=settings.object_days)
     )
+    calls = Calls(bus, Door(bus, clock), clock, key, ServiceClaims(key, "gateway", clock).signed, settings.data_dir / "calls")
     sweeper = Beat("objects", 3_600, scale=settings.beat_s)
     try:
         return await serve(
-            http=listen(application(bus, settings, objects, clock, key), settings),
+            http=listen(application(bus, settings, objects, clock, key, calls), settings),
+            calls=calls.run(),
             sweep=sweeper.run(lambda: objects.sweep(clock.now())),
         )
     finally:
+        calls.close()
         await bus.close()
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from intertie.contracts.call_offerings import PATHS
 from intertie.contracts.http import Stored
 from intertie.contracts.usage import Statement
 from intertie.gateway.routes import ROUTES, Route
@@ -43,6 +44,9 @@ def document(version: str) -> dict[str, Any]:
     paths["/v1/statements"] = {"get": _statement(schema[Statement])}
     paths["/v1/objects/{digest}"] = _objects(schema[Stored])
     paths["/v1/jobs/{job}/result"] = {"get": _bytes("job_result", "A job's declared outputs", "job", ("attempt",))}
+    for path in sorted({path for of in PATHS.values() for path in of}):
+        paths[f"/v1/offerings/{{site}}/{{name}}{path}"] = {"post": _call(path)}
+    paths["/v1/offerings/{site}/{name}/v1/models"] = {"get": _models()}
     return {
         "openapi": "3.1.0",
         "info": {
@@ -127,6 +131,32 @@ def _objects(stored: dict[str, Any]) -> dict[str, Any]:
         },
     }
     return {"put": put, "get": _bytes("object_get", "A pack, to a site that was told its digest", "digest", ())}
+
+
+def _call(path: str) -> dict[str, Any]:
+    body = {"application/json": {"schema": {"type": "object"}}}
+    streamed = {**body, "text/event-stream": {"schema": {"type": "string"}}}
+    return {
+        "operationId": f"call{path.removeprefix('/v1').replace('/', '_')}",
+        "summary": "One call of an offering: the site's server answers, its bytes are handed on unchanged",
+        "tags": ["calls"],
+        "parameters": _parameters("{site}{name}", ()),
+        "requestBody": {"required": True, "content": body},
+        "responses": {"200": {"description": "The answer", "content": streamed}, "default": {"$ref": "#/components/responses/Problem"}},
+    }
+
+
+def _models() -> dict[str, Any]:
+    return {
+        "operationId": "offering_models",
+        "summary": "What an offering serves",
+        "tags": ["calls"],
+        "parameters": _parameters("{site}{name}", ()),
+        "responses": {
+            "200": {"description": "Done", "content": {"application/json": {"schema": {"type": "object"}}}},
+            "default": {"$ref": "#/components/responses/Problem"},
+        },
+    }
 
 
 def _bytes(name: str, summary: str, parameter: str, query: tuple[str, ...]) -> dict[str, Any]:

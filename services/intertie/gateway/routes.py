@@ -15,6 +15,8 @@ import msgspec
 from intertie.contracts import endpoints as e
 from intertie.contracts.audit import AuditAnchorsQuery, AuditChainQuery
 from intertie.contracts.base import Contract, Empty, decode
+from intertie.contracts.call_offerings import OfferingsQuery
+from intertie.contracts.calls import AttainmentQuery, CallsQuery
 from intertie.contracts.drill import CallOffDrill, ConsentDrill, DrillQuery, DrillSignature, DrillsQuery, PlanDrill, SignDrill
 from intertie.contracts.endpoints import Endpoint
 from intertie.contracts.http import (
@@ -67,7 +69,7 @@ from intertie.contracts.quarantine import QuarantineQuery, Reinterpret
 from intertie.contracts.site import CordonPool, SitesQuery, TaskType
 from intertie.contracts.usage import AgreeSpec, ReleaseSegment, SetAllowance, SpecsQuery, StatementQuery, SuspenseQuery
 from intertie.errors import Refused
-from intertie.ids import AttemptId, IncidentId, JobId, PoolName, SiteName, TenantName, TokenId, mint
+from intertie.ids import AttemptId, CallId, IncidentId, JobId, OfferingName, PoolName, SiteName, TenantName, TokenId, mint
 
 C = TypeVar("C", bound=Contract)
 
@@ -262,6 +264,25 @@ def _quarantine_of(service: str, listed: Endpoint[Any, Any], tried: Endpoint[Any
     )
 
 
+def _offerings(p: Parts) -> OfferingsQuery:
+    return OfferingsQuery(site=_site_of(p))
+
+
+def _calls(p: Parts) -> CallsQuery:
+    offering = p.query.get("offering", "")
+    site, slash, name = offering.rpartition("/")
+    return CallsQuery(
+        tenant=TenantName(p.query["tenant"]) if p.query.get("tenant") else None,
+        site=SiteName(site) if slash else _site_of(p),
+        offering=OfferingName(name) if offering else None,
+        day=p.query.get("day", ""),
+        call=CallId(p.query["call"]) if p.query.get("call") else None,
+        state=p.query.get("state", ""),
+        limit=p.number("limit", 100, low=1, high=500),
+        after=p.query.get("after", ""),
+    )
+
+
 CHAIN_QUERY = ("after_epoch", "after_number", "limit")
 
 
@@ -385,6 +406,23 @@ ROUTES: tuple[Route, ...] = (
         "Agree a meter spec, or its next revision",
         AgreeSpec,
         status=201,
+    ),
+    Route("GET", "/v1/offerings", e.CALL_OFFERINGS, _offerings, "Call offerings that you may call, or see", query=("site",)),
+    Route(
+        "GET",
+        "/v1/offerings/{site}/{name}/attainment",
+        e.CALL_ATTAINMENT,
+        lambda p: AttainmentQuery(site=SiteName(p.path["site"]), offering=OfferingName(p.path["name"]), month=p.query.get("month", "")),
+        "Promise against measurement of one offering and month",
+        query=("month",),
+    ),
+    Route(
+        "GET",
+        "/v1/calls",
+        e.CALLS,
+        _calls,
+        "Calls of offerings, newest first, each with its formula",
+        query=("tenant", "site", "offering", "day", "call", "state", "limit", "after"),
     ),
     Route("GET", "/v1/ledger/check", e.LEDGER_CHECK, _empty, "The ledger's own proof"),
     Route("GET", "/v1/suspense", e.SUSPENSE, _suspense, "Usage that waits, and for what", query=("site", "limit")),

@@ -66,7 +66,7 @@ REFUSALS_KEPT = 1_000
 # The registry's answer to a join: one transaction there.
 REGISTER_S = 5.0
 # Whose seals and claims a site must be able to check.
-SITE_TRUSTS = ("scheduler", "identity", "metering")
+SITE_TRUSTS = ("scheduler", "identity", "metering", "gateway")
 
 
 @dataclass(frozen=True, slots=True)

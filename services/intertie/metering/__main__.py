@@ -17,8 +17,10 @@ from intertie.contracts.link import Lane
 from intertie.errors import Refused
 from intertie.lane.keeper import LaneKeeper
 from intertie.lane.pg import PgLaneTables
+from intertie.metering.call_store import PgCalls
+from intertie.metering.calls import Calls
 from intertie.metering.pg import PACKAGE, PgMetering
-from intertie.metering.service import Metering, trust
+from intertie.metering.service import Metering, sealed_by, trust
 from intertie.quarantine import Quarantine
 from intertie.quarantine.pg import PgQuarantine
 from intertie.runtime import Beat, HubSettings, hub_settings, main, reach, ready, serve
@@ -76,6 +78,7 @@ async def run(environ: Mapping[str, str]) -> int:
             sweep = Beat("metering-suspense", SWEEP_S, scale=scale)
             lanes = PgLaneTables(db)
             service = Metering(store, lanes, trust(scheduler_key(keyset)), clock, news=sweep.hint)
+            service.calls = Calls(PgCalls(db), lanes, sealed_by, keyset.get("gateway", ""), clock)
             lane = LaneKeeper(bus, Lane.METERING, lanes, clock, interpret=service.interpret, epoch=lambda: epoch)
             consumer = EventConsumer(
                 bus,

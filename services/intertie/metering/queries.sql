@@ -173,3 +173,57 @@ SELECT s.number, s.id, s.digest, s.site, s.attempt, s.tenant, s.starts_at, s.end
 FROM suspense AS w JOIN segment AS s ON s.number = w.segment
 WHERE w.released_at IS NULL AND w.reason NOT IN ('superseded', 'said_again') AND ($1::text IS NULL OR s.site = $1) AND ($2::text IS NULL OR s.id = $2)
 ORDER BY w.id LIMIT $3
+
+-- name: calls_lock
+SELECT c.* FROM call AS c JOIN unnest($1::text[], $2::text[]) AS k (site, call) USING (site, call) ORDER BY c.site, c.call FOR UPDATE OF c
+
+-- name: call_balances
+SELECT e.call_site, e.call, p.account, p.currency, sum(p.amount) AS amount, max(e.id) AS last
+FROM entry AS e JOIN posting AS p ON p.entry = e.id
+WHERE (e.call_site, e.call) IN (SELECT * FROM unnest($1::text[], $2::text[])) GROUP BY e.call_site, e.call, p.account, p.currency
+
+-- name: call_save
+INSERT INTO call (site, call, offering, tenant, at, day, payload, signer, signature, received_at, proven, seen, seen_at, state, reason, outcome,
+                  payer, amount, currency, priced_spec, priced_revision, input_tokens, output_tokens, response_us, first_byte_us, kept, book)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21, $22, $23, $24, $25, $26, $27)
+ON CONFLICT (site, call) DO UPDATE SET
+    at = excluded.at, day = excluded.day, payload = excluded.payload, signer = excluded.signer, signature = excluded.signature,
+    received_at = excluded.received_at, proven = excluded.proven, seen = excluded.seen, seen_at = excluded.seen_at, state = excluded.state,
+    reason = excluded.reason, outcome = excluded.outcome, payer = excluded.payer, amount = excluded.amount, currency = excluded.currency,
+    priced_spec = excluded.priced_spec, priced_revision = excluded.priced_revision, input_tokens = excluded.input_tokens,
+    output_tokens = excluded.output_tokens, response_us = excluded.response_us, first_byte_us = excluded.first_byte_us, kept = excluded.kept,
+    book = excluded.book, changed_at = now()
+
+-- name: call_entry_insert
+INSERT INTO entry (call_site, call, kind, reason, spec, spec_revision, charges, cites) VALUES ($1, $2, $3, $4, $5, $6, '[]', $7) RETURNING id
+
+-- name: calls_open
+SELECT site, call FROM call WHERE state <> 'settled' AND (site, call) > ($1, $2) ORDER BY site, call LIMIT $3
+
+-- name: calls_find
+SELECT book FROM call
+WHERE ($1::text IS NULL OR tenant = $1) AND ($2::text IS NULL OR site = $2) AND ($3::text IS NULL OR offering = $3) AND ($4 = '' OR day = $4)
+  AND ($5::text IS NULL OR call = $5) AND ($6 = '' OR state = $6) AND ($7 = '' OR call < $7)
+ORDER BY call DESC LIMIT $8
+
+-- name: calls_summed
+SELECT site, offering, day, outcome, count(*) AS calls, count(*) FILTER (WHERE state <> 'settled') AS waiting,
+       coalesce(sum(amount) FILTER (WHERE payer = 'tenant'), 0) AS amount,
+       coalesce(sum(amount) FILTER (WHERE payer IN ('site', 'platform')), 0) AS others,
+       coalesce(sum(input_tokens), 0)::bigint AS input_tokens, coalesce(sum(output_tokens), 0)::bigint AS output_tokens,
+       count(*) FILTER (WHERE (input_tokens IS NULL OR output_tokens IS NULL) AND outcome <> 'refused') AS unknown
+FROM call WHERE tenant = $1 AND at >= $2 AND at < $3 GROUP BY site, offering, day, outcome ORDER BY day, site, offering, outcome
+
+-- name: calls_attained
+SELECT count(*) AS calls, count(*) FILTER (WHERE outcome IN ('completed', 'incomplete', 'rejected', 'client_gone')) AS answered,
+       count(*) FILTER (WHERE outcome IN ('upstream_failed', 'upstream_stalled', 'timed_out')) AS failed,
+       count(*) FILTER (WHERE kept) AS kept, count(*) FILTER (WHERE NOT kept) AS missed, count(*) FILTER (WHERE reason = 'site_word') AS missing,
+       percentile_disc(0.95) WITHIN GROUP (ORDER BY response_us) AS response_us,
+       percentile_disc(0.95) WITHIN GROUP (ORDER BY first_byte_us) AS first_byte_us
+FROM call WHERE site = $1 AND offering = $2 AND at >= $3 AND at < $4
+
+-- name: calls_counted
+SELECT count(*) FILTER (WHERE state <> 'settled') AS waiting,
+       count(*) FILTER (WHERE coalesce(amount, 0) <> (SELECT coalesce(sum(-p.amount), 0) FROM entry AS e JOIN posting AS p ON p.entry = e.id
+                        WHERE e.call_site = call.site AND e.call = call.call AND p.account LIKE 'usage/%')) AS differing
+FROM call

@@ -21,7 +21,7 @@ from intertie.contracts.base import Empty, EventMeta
 from intertie.contracts.endpoints import Endpoint
 from intertie.contracts.identity import AuditQuery, AuditReply, Claims, SiteKeyChanged
 from intertie.contracts.job import AttemptChanged, AttemptSnapshot, AttemptsQuery, JobChanged
-from intertie.contracts.link import MeteringEntry, Sealed, SegmentClosed
+from intertie.contracts.link import CallClosed, MeteringEntry, Sealed, SegmentClosed
 from intertie.contracts.usage import (
     AgreeSpec,
     Allowance,
@@ -45,6 +45,7 @@ from intertie.contracts.usage import (
 from intertie.errors import NotFound, Refused, Stale
 from intertie.ids import AttemptId, SiteName, SpecId, TenantName, mint
 from intertie.lane.tables import LaneEntry
+from intertie.metering.calls import Calls
 from intertie.metering.core import ledger
 from intertie.metering.core.agreements import DEFAULT_ZONE, PLATFORM, in_force, next_revision
 from intertie.metering.core.attribution import DECIDABLE, RESOLVABLE, TEXTS, Reason
@@ -104,6 +105,8 @@ class Metering:
         self._store, self._lanes, self._trust, self._clock, self._news = store, lanes, trusted, clock, news
         self._swept = ""
         self._words = Words(store, lanes, trusted, clock)
+        self.calls: Calls | None = None
+        """Set where calls of offerings are metered."""
 
     # --- what comes ------------------------------------------------------------------------------------------------------------------------
 
@@ -112,8 +115,15 @@ class Metering:
         said: MeteringEntry = entry.read(MeteringEntry)  # type: ignore[arg-type]  # mypy knows no type[] of a union
         if isinstance(said, SegmentClosed):
             await self._segment(entry, said)
+        elif isinstance(said, CallClosed):
+            await self._call(entry, said)
         else:
             await self._words.take(entry, said)
+
+    async def _call(self, entry: LaneEntry, said: CallClosed) -> None:
+        if self.calls is None:
+            raise Refused("metering.no_calls", "calls are not metered here")
+        await self.calls.closed(entry, said)
 
     async def _segment(self, entry: LaneEntry, said: SegmentClosed) -> None:
         item = received(entry.site, entry.journal, entry.seq, said.sealed, entry.received_at)
@@ -180,6 +190,8 @@ class Metering:
     async def reconsider(self) -> None:
         """The slow loop: look again at what is in suspense for a reason that news may have lifted; the next part of it each time."""
         await self._words.prove_again()
+        if self.calls is not None:
+            await self.calls.reconsider()
         for _ in range(SWEEP_PAGES):
             page = await self._store.waiting(self._swept, PAGE)
             for attempt in page:
@@ -299,7 +311,8 @@ class Metering:
             total.add(reckoning)
         sites = await self._words.standings(total.sites, total.period, total.start, total.end) if total.over(now) else []
         lost = await self._words.lost(total.sites)
-        return total.statement(await self._store.names(total.jobs), now, sites, lost)
+        statement = total.statement(await self._store.names(total.jobs), now, sites, lost)
+        return await self.calls.on_statement(statement) if self.calls is not None else statement
 
     async def books(self, ask: BookQuery, caller: Caller) -> BooksReply:
         """What is held of some attempts. Unknown ones, and those that are not the caller's, are left out; a site sees usage, not prices."""
@@ -343,7 +356,7 @@ class Metering:
             if ended(reckoning.evidence.record) and not reckoning.state.complete:
                 incomplete.append(reckoning.evidence.attempt)
         wrong = totals.sum != 0 or closed_with_hold or open_without_hold or differing
-        return LedgerCheck(
+        check = LedgerCheck(
             postings=totals.postings,
             sum=totals.sum,
             closed_with_hold=closed_with_hold,
@@ -356,6 +369,7 @@ class Metering:
             lost=await self._words.lost(),
             periods=await self._words.differing(),
         )
+        return await self.calls.on_check(check) if self.calls is not None else check
 
     async def audit(self, ask: AuditQuery, caller: Caller) -> AuditReply:
         """This service's audit rows."""
@@ -384,6 +398,7 @@ class Metering:
             endpoints.METERING_AUDIT: self.audit,
             endpoints.SUSPENSE: self.suspense,
             endpoints.RELEASE_SUSPENSE: self.release_suspense,
+            **(self.calls.handlers() if self.calls is not None else {}),
         }
 
 

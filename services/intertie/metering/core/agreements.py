@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 from decimal import Decimal
 
+from intertie.contracts.call_offerings import DEFAULT_CALL_PAYS
 from intertie.contracts.job import AttemptRecord
 from intertie.contracts.usage import DEFAULT_PAYS, AgreeSpec, MeterSpec, Segment
 from intertie.errors import Conflict, Refused
@@ -13,6 +14,7 @@ from intertie.ids import SpecId, TenantName, name
 from intertie.metering.core.attribution import Reason
 from intertie.metering.core.periods import zone
 from intertie.rating import price_of
+from intertie.rating.calls import call_terms_wrong
 
 PLATFORM = "platform"
 EVERY_TENANT = "*"
@@ -94,6 +96,8 @@ def next_revision(ask: AgreeSpec, specs: Sequence[MeterSpec], new_id: SpecId, ag
         time_zone=ask.time_zone,
         effective_from=ask.effective_from or now,
         agreed_by=[agreed_by],
+        call_prices=ask.call_prices,
+        call_pays={**DEFAULT_CALL_PAYS, **(ask.call_pays or {})},
     )
 
 
@@ -133,6 +137,8 @@ def _check_terms(ask: AgreeSpec) -> None:
         problem = "a phase is charged or not, once"
     elif unknown := sorted(set(ask.pays or {}) - set(DEFAULT_PAYS)):
         problem = f"who pays is said by one of {', '.join(DEFAULT_PAYS)}, not {', '.join(unknown)}"
+    elif wrong := call_terms_wrong(ask):
+        problem = wrong
     elif ask.effective_from is not None and ask.effective_from.tzinfo is None:
         problem = "effective_from carries an offset"
     if problem:
