@@ -1,4 +1,4 @@
-"""`intertie-agent join …`, `run` and `upgrade`: the process beside a site's cluster."""
+"""`intertie-agent check`, `join`, `run`, `install`, `uninstall`, `upgrade`: the process beside a site's cluster."""
 
 from __future__ import annotations
 
@@ -74,15 +74,29 @@ def upgrade(data: Path) -> None:
 
 @cli.command(hidden=True)
 @DATA
-def check(data: Path) -> None:
-    """Whether this version can go on with a data folder: asked by a running agent before it becomes this one."""
+@click.option("--hub", default="", metavar="URL", help="A hub's gateway, before this machine has joined one.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option(
+    "--detect", "profile", type=click.Path(path_type=Path, dir_okay=False), help="Write what is seen here as a profile; `-` prints it."
+)
+@click.option("--interconnect", default="", help="With --detect, where the driver cannot say: nvlink, pcie, infiniband or none.")
+def check(data: Path, hub: str, as_json: bool, profile: Path | None, interconnect: str) -> None:
+    """The owner's pre-flight: each line ok, warn or fail, with the command that mends it. Safe to show to others. Leaves with 1 if a line fails."""
     from intertie.agent import upgrade as room
+    from intertie.agent.check import command
 
+    folder = Folder(data.resolve())
     try:
-        room.check(Folder(data.resolve()))
+        if room.asked_by_agent(folder):
+            room.check(folder)
+            click.echo(VERSION)
+            return
+        if profile is not None:
+            command.write_profile(profile, interconnect)
+            return
+        sys.exit(command.show(folder, hub, as_json))
     except IntertieError as err:
         _fail(err)
-    click.echo(VERSION)
 
 
 @cli.command()

@@ -11,6 +11,7 @@ import aiohttp
 import msgspec
 
 from intertie.agent import accounts
+from intertie.agent.check.detect import interconnect_of
 from intertie.agent.config import VERSION, Folder, plain_model, write_whole
 from intertie.agent.sources.reading import Reading
 from intertie.agent.telemetry import Collector
@@ -48,13 +49,14 @@ def read_profiles(path: Path) -> list[PoolProfile]:
 
 
 async def detect(*, interconnect: str = "", collector: Collector | None = None) -> list[PoolProfile]:
-    """What this machine can see of itself: a pool of CPU slots, and one per GPU model if there are GPUs."""
+    """What this machine can see of itself: a pool of CPU slots, and one per GPU model if there are GPUs. How the cards are connected is seen by
+    their links and the adapters beside them; `Refused('agent.interconnect')` if the driver cannot say."""
     eyes = collector or Collector()
     try:
         reading = await eyes.read()
     finally:
         await eyes.close()
-    return [*_gpu_pools(reading, interconnect), slots_pool(os.cpu_count() or 1)]
+    return [*_gpu_pools(reading, interconnect or interconnect_of(reading)), slots_pool(os.cpu_count() or 1)]
 
 
 def slots_pool(slots: int) -> PoolProfile:

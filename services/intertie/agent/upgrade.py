@@ -75,6 +75,12 @@ def check(folder: Folder) -> None:
             raise Refused("agent.job_format", f"{spec} has format {told.get('format')}, version {VERSION} reads {FORMATS}")
 
 
+def asked_by_agent(folder: Folder) -> bool:
+    """Is it the running agent itself that calls `check`, to try this code (`_trial`), and no person? An older one knows no other word for it."""
+    running = read_mark(folder)
+    return running is not None and running.process.pid == os.getppid() and procs.alive(running.process)
+
+
 # --- the running agent ---
 
 
