@@ -138,7 +138,7 @@ async def test_a_check_that_breaks_or_another_room_s_is_a_line_beside_the_others
     room = ModuleType("tests_room_check")
     room.CHECKS = (fine,)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "intertie.agent.check.tests_room", room)
-    room.__spec__ = type("Spec", (), {})()  # type: ignore[assignment]
+    room.__spec__ = type("Spec", (), {})()
     assert checks_of(["intertie.agent.check.tests_room", "intertie.agent.none.check", "intertie.agent.check.nothing"]) == [fine]
     report = await run(Place(folder=Folder(Path("/nowhere"))), [broken, fine])
     assert [(one.what, one.level) for one in report.lines] == [("check", "warn"), ("queue", "ok")]
@@ -146,7 +146,7 @@ async def test_a_check_that_breaks_or_another_room_s_is_a_line_beside_the_others
 
 
 def test_the_worst_line_is_what_the_exit_code_says() -> None:
-    assert [line(level, "agent.not", fix="start", folder="d").level for level in ("ok", "warn", "fail")] == ["ok", "warn", "fail"]  # type: ignore[arg-type]
+    assert [line(level, "agent.not", fix="start", folder="d").level for level in ("ok", "warn", "fail")] == ["ok", "warn", "fail"]
 
 
 def test_a_report_holds_no_secret_and_no_home(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -72,7 +72,7 @@ def upgrade(data: Path) -> None:
     click.echo(f"the agent runs version {now.version} now ({before.version} before); its jobs were found again")
 
 
-@cli.command(hidden=True)
+@cli.command()
 @DATA
 @click.option("--hub", default="", metavar="URL", help="A hub's gateway, before this machine has joined one.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
