@@ -119,6 +119,7 @@ def test_the_ladder_is_climbed_in_this_order() -> None:
         "paused",
         "closed",
         "pool",
+        "mode",
         "tenant",
         "shape",
         "lease",

@@ -14,7 +14,7 @@ import msgspec
 from intertie.agent.adapters.port import Presence
 from intertie.agent.books import save, see, together
 from intertie.agent.core import usage
-from intertie.agent.core.model import Attempt, State, with_state
+from intertie.agent.core.model import Attempt, State, told_devices, with_state
 from intertie.agent.journal import Cursor
 from intertie.contracts.link import HeldAttempt, Sealed
 from intertie.ids import AttemptId
@@ -110,8 +110,8 @@ def _held(attempt: Attempt, offer: Sealed | None) -> HeldAttempt:
         epoch=attempt.epoch,
         generation=attempt.generation,
         state=attempt.state.value,
-        devices=list(attempt.devices),
+        devices=told_devices(attempt),
         started=usage.utc_of(attempt.started.utc_ns) if attempt.started else None,
-        native_id=attempt.started.native_id if attempt.started else "",
+        native_id=attempt.started.native_id if attempt.started and not attempt.offering else "",
         offer=without_values(offer),
     )

@@ -10,25 +10,37 @@ import asyncio
 import os
 import signal
 import ssl
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from pathlib import Path
+
+from aiohttp import web
 
 from intertie.agent.adapters.process import ProcessAdapter, find_cgroups
 from intertie.agent.asks import Asks
 from intertie.agent.books import get_setting, put_setting
 from intertie.agent.config import VERSION, Folder, make_pools, node_name
-from intertie.agent.core.devices import inventory
+from intertie.agent.core.devices import Pool, inventory
 from intertie.agent.core.islanded import Sight
 from intertie.agent.core.model import OPEN, State
+from intertie.agent.core.reserved import notes
+from intertie.agent.core.seen import pools_seen
 from intertie.agent.door import Door, lent
 from intertie.agent.drill import Drill
 from intertie.agent.drill_door import mount as mount_drill
+from intertie.agent.endpoint.desk import Desk
+from intertie.agent.endpoint.door import mount as mount_endpoint
 from intertie.agent.islanded import Alone, known, lanes_wait
 from intertie.agent.journal import SqliteJournal
 from intertie.agent.leave import GatewayRelease, Leaving
+from intertie.agent.machines.door import mount as mount_machines
+from intertie.agent.machines.pool import machines_of, waiting
+from intertie.agent.machines.reserved import Reserved
+from intertie.agent.probe import Probe
+from intertie.agent.probe_door import mount as mount_probe
 from intertie.agent.reopen import begin, recall_place, reopen, tell_held
+from intertie.agent.request_door import mount as mount_requests
 from intertie.agent.room import spaces_of
 from intertie.agent.site import Site
 from intertie.agent.sources.several import build
@@ -42,10 +54,11 @@ from intertie.clock import Clock, SystemClock
 from intertie.contracts.base import decode, encode
 from intertie.contracts.link import Instruction, Lane, LaneState, Sealed, SiteStatus
 from intertie.contracts.local import DiskState, LocalStatus
-from intertie.contracts.site import Device
+from intertie.contracts.observed import PoolSeen
+from intertie.contracts.site import AccessMode, Device, DeviceState
 from intertie.contracts.telemetry import encode_sample, local_telemetry_subject
 from intertie.errors import IntertieError
-from intertie.ids import SessionId, mint
+from intertie.ids import DeviceId, PoolName, SessionId, mint
 from intertie.lane.site import SiteLane, listen_for_nudges
 from intertie.link.site import Exchange, Trouble, pace_of
 from intertie.observe import log
@@ -82,14 +95,19 @@ class Agent:
         known = await self._known_gpus()
         source = build(self.folder.rules().telemetry, self.folder.root, self.clock, self._collector)
         self.telemetry = Telemetry(source, self.clock, self.node, known)
+        own = ProcessAdapter(self.folder.jobs, cgroups=find_cgroups())
+        self.machines = await machines_of(self.folder, self.joined, self.key, self.clock, self.node, own, self.profiles)
         self.site = Site(
             joined=self.joined,
             key=self.key,
             journal=self.journal,
-            adapter=ProcessAdapter(self.folder.jobs, cgroups=find_cgroups()),
+            adapter=self.machines.adapter if self.machines is not None else own,
             clock=self.clock,
-            transfer=GatewayTransfer(self.joined.gateway_url, self.joined.site, self.key, self.clock, self.joined.hub_ca, self.way),
-            pools=make_pools(self.profiles, list(known.values()), self.node),
+            transfer=waiting(
+                self.machines,
+                GatewayTransfer(self.joined.gateway_url, self.joined.site, self.key, self.clock, self.joined.hub_ca, self.way),
+            ),
+            pools=self._pools(list(known.values())),
             packs=self.folder.packs,
             rules=self.folder.rules(),
         )
@@ -103,6 +121,8 @@ class Agent:
         await self.alone.recover()
         await recall_place(self.site)
         await self.site.recover()
+        self.reserved = Reserved(self.folder.root, self.clock)
+        self.site.books.observed = self._with_others(None, {})[1]
         await begin(self.site)
         await self.site.declare()
         self.leaving = Leaving(self.site, GatewayRelease(self.joined.gateway_url, self.joined.hub_ca, self.way))
@@ -110,19 +130,33 @@ class Agent:
         self.drill = Drill(self.site)
         await self.drill.open()
         door = Door(self.site, self._local_status, self.leaving, _end_this_process)
-        door.also = partial(mount_drill, self.drill)
+        self.desk = Desk(self.site, beat=self.beat)
+        await self.desk.recover()
+        self.probe = Probe(self.site, beat=self.beat)
+        await self.probe.recover()
+        door.also = self._more_doors
         self._door = await door.open(self.folder.socket)
         if self.site.adapter.single_user:
             LOG.warning(
                 "single-user mode", text="not root: jobs run as this user and could read the site's key; only the owner's tenant is taken"
             )
 
+    def _more_doors(self, app: web.Application, caller: Callable[[web.Request], tuple[int, bool]]) -> None:
+        mount_drill(self.drill, app, caller)
+        mount_endpoint(self.desk, app, caller)
+        mount_requests(self.site.requests, app, caller)
+        mount_probe(self.probe, app, caller)
+        mount_machines(self.machines, self.reserved, self.site, app, caller)
+
     async def close(self) -> None:
         """What runs goes on; the next agent adopts it."""
         await self._door.cleanup()
+        await self.desk.close()
         await self.leaving.close()
         await self.site.close()
         await self.telemetry.close()
+        if self.machines is not None:
+            await self.machines.close()
         await self.journal.close()
         os.close(self._lock)
 
@@ -144,13 +178,48 @@ class Agent:
         pools = None
         if self.telemetry.known != before:
             await self.journal.write(put_setting("gpus", encode(self.telemetry.known).decode("utf-8")))
-            pools = make_pools(self.profiles, list(self.telemetry.known.values()), self.node)
+            pools = self._pools(list(self.telemetry.known.values()))
+        pools, seen = self._with_others(pools, seen)
+        self.site.seen = self._pools_seen(pools)
         await self.site.observe(seen, pools)
+        self.probe.driver = self.telemetry.driver
+        await self.site.use.look(self.telemetry.cards, self.telemetry.shared(roots), self.site.settings.telemetry_beat_s * self.beat)
         if self.lanes and self.bus.connected:
             local = {attempt.id: attempt.local is not None for attempt in self.site.books.attempts.values()}
             self.telemetry.every_s = self.site.settings.telemetry_beat_s * self.beat
-            sample = self.telemetry.sample(list(self.site.pools.values()), self.site.books.holds, local, seen, roots)
+            pools = self.site.shown_pools()
+            ours = self.machines.of_own(pools) if self.machines is not None else pools
+            sample = self.telemetry.sample(ours, self.site.books.holds, local, seen, roots)
             await self.bus.publish(local_telemetry_subject(self.node), encode_sample(sample))
+            for other in self.machines.samples(pools, self.site.books.holds, local, seen) if self.machines is not None else ():
+                await self.bus.publish(local_telemetry_subject(other.node), encode_sample(other))
+
+    def _pools(self, gpus: Sequence[Device]) -> list[Pool]:
+        return make_pools(self.profiles, gpus, self.node) if self.machines is None else self.machines.pools(self.profiles, gpus)
+
+    def _with_others(
+        self, pools: list[Pool] | None, seen: Mapping[DeviceId, DeviceState]
+    ) -> tuple[list[Pool] | None, dict[DeviceId, DeviceState]]:
+        """What is seen here and on the nodes, less what is kept for somebody, and the pools if they are others than before."""
+        now, told = pools or list(self.site.pools.values()), dict[DeviceId, str]()
+        if self.machines is not None:
+            now = self._pools(list(self.telemetry.known.values()))
+            seen, told = {**self.machines.states(now), **seen}, self.machines.notes(now)
+            pools = None if now == list(self.site.pools.values()) else now
+        return pools, self.reserved.apply(self.site.books, now, seen, told)
+
+    async def nodes(self) -> None:
+        """The nodes' port and lane, where there is a pool of machines."""
+        if self.machines is not None:
+            self.machines.gate.beat_s = self.beat
+            await self.machines.run()
+
+    def _pools_seen(self, pools: Sequence[Pool] | None) -> Mapping[PoolName, PoolSeen]:
+        shown = [pool for pool in pools or self.site.pools.values() if pool.profile.mode is not AccessMode.SERVICE]
+        telemetry = self.telemetry
+        return pools_seen(
+            shown, telemetry.known.values(), telemetry.cards, self.site.seen, driver=telemetry.driver, agent_version=VERSION
+        )
 
     async def tick(self) -> None:
         while True:
@@ -178,6 +247,7 @@ class Agent:
         self.lanes = {lane: self._lane(lane, session) for lane in Lane}
         await listen_for_nudges(self.bus, list(self.lanes.values()))
         await Asks(self.bus, self.site, self._status).listen()
+        await self.desk.listen(self.bus)
         try:
             async with asyncio.TaskGroup() as group:
                 for lane in self.lanes.values():
@@ -196,7 +266,7 @@ class Agent:
             session=session,
             on_instructions=self._instructed if scheduler else None,
             on_settings=self._settings if scheduler else None,
-            on_answer=self._answered if scheduler else None,
+            on_answer=self._answered if scheduler else self._registry_answered if lane is Lane.REGISTRY else None,
             on_reopen=partial(reopen, self.site),
             on_raised=partial(tell_held, self.site) if scheduler else None,
             running=self.site.running if scheduler else tuple,
@@ -210,6 +280,11 @@ class Agent:
     async def _answered(self, exchange: Exchange) -> None:
         if exchange.synced.state is LaneState.OK:
             await self.site.answered(exchange.synced.lease_s, exchange.sent_boot_s)
+
+    async def _registry_answered(self, exchange: Exchange) -> None:
+        self.desk.answered(exchange)
+        self.site.requests.answered(exchange)
+        self.probe.answered(exchange)
 
     def _rules_here(self) -> bool:
         """No other session of this site took over, as far as the scheduler's lane heard."""
@@ -282,6 +357,7 @@ class Agent:
                 books.observed,
                 paused=self.site.pause.on,
                 until=self.site.pause.until,
+                notes={**books.notes, **notes(books.reserved, named=True)},
             ),
             lent_jobs=len(self.site.running()),
             local_running=sum(attempt.state in OPEN for attempt in local),
@@ -331,7 +407,14 @@ async def run(folder: Folder, environ: Mapping[str, str], successor: Successor) 
         async with ready(Path(mark) if mark else None, "agent", {"site": agent.joined.site}):
             successor.announce(agent.started)
             return await serve(
-                devices=agent.watch(), ticks=agent.tick(), lanes=agent.speak(), drill=agent.drill.run(), upgrades=successor.wait()
+                devices=agent.watch(),
+                ticks=agent.tick(),
+                lanes=agent.speak(),
+                drill=agent.drill.run(),
+                calls=agent.desk.run(),
+                probes=agent.probe.run(),
+                upgrades=successor.wait(),
+                nodes=agent.nodes(),
             )
     finally:
         successor.withdraw()

@@ -14,13 +14,14 @@ from typing import Any
 
 import msgspec
 
-from intertie.agent.adapters.port import Adapter
+from intertie.agent.adapters.port import Adapter, NativeQueue
 from intertie.agent.books import bury, get_setting, load, prune, put_setting, save, see, settle, together
 from intertie.agent.borders import Borders
 from intertie.agent.core import attempts as life
 from intertie.agent.core.devices import Pool, inventory
 from intertie.agent.core.model import OPEN, Attempt, EndedRecord, Failing, Moment, State, StopAsked, with_state
 from intertie.agent.core.offers import Books, NotTaken, Repeated, Taken, Terms, judge
+from intertie.agent.core.requests import veiled, veiled_pools
 from intertie.agent.core.rules import Rules
 from intertie.agent.course import Course
 from intertie.agent.displace import displace
@@ -60,7 +61,8 @@ from intertie.contracts.link import (
     StopAnswered,
     Withdraw,
 )
-from intertie.contracts.site import DeviceKind, DeviceState, PoolInventory
+from intertie.contracts.observed import PoolSeen
+from intertie.contracts.site import AccessMode, DeviceKind, DeviceState, PoolInventory
 from intertie.errors import Refused, Unavailable
 from intertie.ids import AttemptId, DeviceId, InstructionId, JobId, PoolName
 from intertie.link.journal import Build, NextSeq
@@ -92,6 +94,10 @@ class Site:
     ) -> None:
         """`packs`: a private folder for work on its way in. `rules`: the owner's own."""
         self.joined, self.key = joined, key
+        self.queue: NativeQueue | None = adapter if isinstance(adapter, NativeQueue) else None
+        """A queue of the site's own, if its work goes through one."""
+        self.keeper_version: Callable[[], int] = lambda: 1
+        """The link version that the scheduler spoke last: what it does not know is not said to it."""
         self.journal, self.adapter, self.clock, self.transfer = journal, adapter, clock, transfer
         self.pools: dict[PoolName, Pool] = {pool.name: pool for pool in pools}
         self.packs = packs
@@ -114,6 +120,8 @@ class Site:
         """False while another session of this site rules: the hub's work then starts nowhere here."""
         self.freed = asyncio.Event()
         """Set when devices change hands, and a new one each time."""
+        self.seen: Mapping[PoolName, PoolSeen] = {}
+        """What the site's tools say that its pools have; of pools in which the owner alone decides, nothing."""
         self.turned_away: Callable[[OfferBody], None] = lambda body: None
         """Called when an offer was refused."""
         self._courses: dict[AttemptId, asyncio.Task[None]] = {}
@@ -194,6 +202,10 @@ class Site:
             self.books.holds.release(attempt)
             self.freed.set()
             self.freed = asyncio.Event()
+
+    def shown_pools(self) -> list[Pool]:
+        """Pools whose devices the hub sees: not those in which the owner alone decides."""
+        return [pool for pool in self.pools.values() if pool.profile.mode is not AccessMode.SERVICE]
 
     def may_vouch(self, attempt: Attempt) -> bool:
         """Whether what is found here is all that there is of it: the place of its claim is this one. Until its journal was opened anew, a folder that
@@ -600,7 +612,10 @@ class Site:
             paused=self.pause.on,
             until=self.pause.until,
             facts=self.rules.tells.facts() if self.rules.tells else None,
+            notes=self.books.notes,
         )
+        now = veiled_pools(now, {name: pool.profile for name, pool in self.pools.items()}, self.books.attempts.values())
+        now = [msgspec.structs.replace(one, seen=self.seen.get(one.pool)) for one in now]
         if now != self._told:
 
             def entries(following: NextSeq) -> Mapping[Lane, Sequence[EntryBase]]:

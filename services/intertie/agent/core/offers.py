@@ -10,8 +10,10 @@ from dataclasses import dataclass, field
 
 from intertie.agent.core.devices import Holds, Pool
 from intertie.agent.core.model import OPEN, Attempt, Failing, State
+from intertie.agent.core.requests import JobOfferingRule
+from intertie.agent.core.reserved import Held, Note
 from intertie.contracts.link import OfferBody
-from intertie.contracts.site import DeviceKind, DeviceState
+from intertie.contracts.site import AccessMode, DeviceKind, DeviceState
 from intertie.ids import AttemptId, DeviceId, JobId, PoolName, SiteName, TenantName
 
 
@@ -28,6 +30,8 @@ class Terms:
     cordoned: Set[PoolName] = frozenset()
     paused: bool = False
     owner_first: bool = True
+    offerings: Mapping[str, JobOfferingRule] = field(default_factory=dict)
+    """What the owner takes requests for, by name."""
     closed: Failing | None = None
     """Why no new work at all is taken now: a disk that is nearly full, a journal at its bound."""
     self_stop: bool = True
@@ -45,6 +49,10 @@ class Books:
     seen: dict[JobId, tuple[int, int]] = field(default_factory=dict)
     tombstones: set[AttemptId] = field(default_factory=set)
     observed: dict[DeviceId, DeviceState] = field(default_factory=dict)
+    reserved: dict[DeviceId, Held] = field(default_factory=dict)
+    """Kept for somebody of the site; `observed` says that they are in other hands."""
+    notes: dict[DeviceId, Note] = field(default_factory=dict)
+    """Why devices are not to be had, as the hub may know it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +110,7 @@ def judge(body: OfferBody, terms: Terms, books: Books, *, sent_boot_s: float, ke
             start_by_s=body.start_by_s,
             lease_s=body.lease_s,
             after=list(body.after),
+            offering=body.offering,
         )
     )
 
@@ -142,6 +151,16 @@ def _pool(body: OfferBody, terms: Terms, books: Books) -> Failing | None:
     return None
 
 
+def _mode(body: OfferBody, terms: Terms, books: Books) -> Failing | None:
+    """In a pool of service access the owner decides, and only what was asked of an offering is begun; what the hub decides has no place there."""
+    service = terms.pools[body.pool].profile.mode is AccessMode.SERVICE
+    if service and not body.offering:
+        return Failing(code="owner_decides", text=f"in pool {body.pool} the owner decides what runs: ask one of its job offerings")
+    if body.offering and (body.offering not in terms.offerings or not service):
+        return Failing(code="unknown_offering", text=f"there is no job offering {body.offering} in pool {body.pool} here")
+    return None
+
+
 def _tenant(body: OfferBody, terms: Terms, books: Books) -> Failing | None:
     if terms.single_user:
         if body.tenant != terms.owner_tenant:
@@ -176,8 +195,13 @@ def _lease(body: OfferBody, terms: Terms, books: Books) -> Failing | None:
 
 
 def _lent(body: OfferBody, terms: Terms, books: Books) -> Failing | None:
-    limit = terms.pools[body.pool].profile.lendable.devices
-    others = (a for a in books.attempts.values() if a.local is None and a.pool == body.pool and a.state in OPEN and a.id not in body.after)
+    offering = terms.offerings.get(body.offering)
+    limit = offering.devices if offering is not None else terms.pools[body.pool].profile.lendable.devices
+    others = (
+        a
+        for a in books.attempts.values()
+        if a.local is None and a.pool == body.pool and a.offering == body.offering and a.state in OPEN and a.id not in body.after
+    )
     lent = sum(len(a.devices) for a in others)
     if lent + len(body.devices) > limit:
         return Failing(
@@ -210,8 +234,13 @@ def _unwell(body: OfferBody, terms: Terms, books: Books) -> Failing | None:
             case DeviceState.LOST:
                 return Failing(code="device_lost", text=f"{device} has fallen off the bus", fault=True)
             case DeviceState.FOREIGN:
-                return Failing(code="device_busy", text=f"processes that are not ours run on {device}")
+                note = books.notes.get(device)
+                return Failing(
+                    code="device_busy", text=f"{device}: {note.text}" if note else f"processes that are not ours run on {device}"
+                )
+            case DeviceState.UNKNOWN if (note := books.notes.get(device)) is not None:
+                return Failing(code="device_busy", text=f"{device}: {note.text}")
     return None
 
 
-LADDER = (_wrong_site, _tombstone, _stale, _paused, _closed, _pool, _tenant, _shape, _lease, _lent, _owner_first, _busy, _unwell)
+LADDER = (_wrong_site, _tombstone, _stale, _paused, _closed, _pool, _mode, _tenant, _shape, _lease, _lent, _owner_first, _busy, _unwell)

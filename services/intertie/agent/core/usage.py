@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 
 import msgspec
 
-from intertie.agent.core.model import Attempt, StartedRecord
+from intertie.agent.core.model import Attempt, StartedRecord, told_devices
 from intertie.contracts.usage import Anchor, Segment, UsagePhase
 from intertie.ids import SegmentId, SiteName
 
@@ -224,7 +224,7 @@ def segments(attempt: Attempt, site: SiteName, spans: Sequence[Span], *, after: 
             phase=span.phase,
             kind=attempt.kind,
             model=attempt.model,
-            devices=list(attempt.devices),
+            devices=told_devices(attempt),
             quantity_milli=1000 * len(attempt.devices),
             start=fixed.utc + timedelta(microseconds=span.start_us),
             end=fixed.utc + timedelta(microseconds=span.end_us),
