@@ -181,7 +181,14 @@ class Reservation(Contract, frozen=True, kw_only=True):
     reason: Text = ""
 
 
+class ReservationFile(Contract, frozen=True, kw_only=True):
+    """`PUT /v1/nodes/reservations`: replaces all by what this file says."""
+
+    kind: Annotated[str, msgspec.Meta(pattern="^(csv|toml)$")]
+    text: str
+
+
 class Reservations(Contract, frozen=True, kw_only=True):
-    """`PUT /v1/nodes/reservations` replaces all; `GET` tells those that still hold."""
+    """`GET /v1/nodes/reservations`: those that still hold."""
 
     reservations: list[Reservation]

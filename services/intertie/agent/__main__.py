@@ -126,6 +126,56 @@ def join(data: Path, hub: str, token_file: TextIO | None, profile: Path | None, 
     click.echo(f"joined as {joined}; start it with: intertie-agent run --data {data}")
 
 
+@cli.group(name="node")
+def node_group() -> None:
+    """This machine as a node of a pool. To see or manage a head's nodes: intertie node …"""
+
+
+NODE_DATA = click.option(
+    "--data",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=lambda: default_data().with_name("node"),
+    show_default="/var/lib/intertie/node",
+    help="The node's own data folder.",
+)
+
+
+@node_group.command(name="join")
+@NODE_DATA
+@click.option("--head", required=True, metavar="HOST:PORT", help="Where the head listens ([machines] listen in its site.toml).")
+@click.option(
+    "--token-file", type=click.File("r"), help="The one-time token; `-` reads standard input. Without it INTERTIE_JOIN_TOKEN is read."
+)
+@click.option("--node", "name", default="", help="What this node is called (default: this machine's name).")
+@click.option("--slots", type=click.IntRange(min=0), help="CPU slots that it gives to the pool (default: its CPUs).")
+def node_join(data: Path, head: str, token_file: TextIO | None, name: str, slots: int | None) -> None:
+    """Become a node of the head that made the token. Keys are made here and never leave."""
+    from intertie.agent.config import node_name
+    from intertie.agent.machines import service as room
+
+    token = (token_file.read() if token_file is not None else os.environ.get("INTERTIE_JOIN_TOKEN", "")).strip()
+    if not token:
+        raise click.UsageError("no token: name its file with --token-file, or set INTERTIE_JOIN_TOKEN")
+    folder = room.NodeFolder(data.resolve())
+    count = slots if slots is not None else os.cpu_count() or 1
+    try:
+        made = asyncio.run(room.join(folder, head=head, token=token, node=name or node_name(), slots=count))
+    except IntertieError as err:
+        _fail(err)
+    click.echo(f"node {made.node} of site {made.site}; start it with: intertie-agent node run --data {data}")
+
+
+@node_group.command(name="run")
+@NODE_DATA
+def node_run(data: Path) -> None:
+    """Run until SIGTERM. Jobs outlive it: the next one adopts them."""
+    from intertie.agent.machines import service as room
+    from intertie.runtime import main as run_main
+
+    folder = room.NodeFolder(data.resolve())
+    sys.exit(run_main("node", lambda environ: room.run(folder, environ), version=VERSION))
+
+
 async def _join(data: Path, hub: str, token: str, profile: Path | None, interconnect: str, slots: int | None) -> str:
     from intertie.agent import join as room
 

@@ -7,6 +7,7 @@ named at the hub.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ from intertie.agent.books import save
 from intertie.agent.core import attempts as life
 from intertie.agent.core.devices import Chosen, choose
 from intertie.agent.core.model import Attempt, LocalWork, State, StopAsked, with_state
+from intertie.agent.core.reserved import seen_by
 from intertie.contracts.job import JobSpec, Resources
 from intertie.contracts.site import DeviceKind
 from intertie.errors import NotFound, Refused, Unavailable
@@ -85,7 +87,8 @@ class Owner:
 
     def _must_fit(self, resources: Resources) -> None:
         """Refuse what no pool of this site can ever hold, and say what there is."""
-        most = max((len(pool.devices) for pool in self._site.pools.values() if pool.kind is resources.kind), default=0)
+        sizes = (Counter(device.node for device in pool.devices) for pool in self._site.pools.values() if pool.kind is resources.kind)
+        most = max((count for nodes in sizes for count in nodes.values()), default=0)
         if resources.count > most:
             what = "GPUs" if resources.kind is DeviceKind.GPU else "slots"
             raise Refused(
@@ -137,7 +140,9 @@ class Owner:
             self._site.set_out(job.id)
 
     def _choose(self, job: Attempt) -> Chosen | None:
-        return choose(self._site.pools.values(), job.kind, job.spec.resources.count, self._site.books.holds, self._site.books.observed)
+        books, person = self._site.books, job.local.user if job.local is not None else ""
+        observed = seen_by(person, books.observed, books.reserved) if person else books.observed
+        return choose(self._site.pools.values(), job.kind, job.spec.resources.count, books.holds, observed)
 
     def owned_by(self, attempt: Attempt) -> int | None:
         """Whose work of this site's own it is: a local job's, or a tenant's that was taken here; None for the hub's."""

@@ -41,6 +41,7 @@ COMMANDS: Mapping[str, tuple[str, str, str]] = {
     "doctor": ("doctor", "doctor", "Check this machine, the hub and the way between."),
     "hub": ("hub", "hub", "Run a hub on this machine: init, up, status."),
     "agent": ("agent", "agent", "Run a site's agent on this machine."),
+    "node": ("node", "node", "Machines of a bare-metal pool: join, list, cordon, revoke, reservations."),
     "sim": ("sim", "sim", "The simulator: the whole federation in virtual time, under faults drawn from a seed."),
     "local": ("local", "local", "The owner's own use of a site's machine; works with hub and bus gone."),
 }

@@ -225,9 +225,7 @@ def verdict(end: Exit, attempt: Attempt) -> Verdict:
             text = "the site could not hear the hub until its lease ended; it had asked to be stopped then and to be run again elsewhere"
             return Verdict("failed", Cause.PLATFORM, text)
     if end.out_of_memory and end.code != 0:
-        return Verdict(
-            "failed", Cause.JOB, f"passed its memory limit of {attempt.spec.resources.memory_mib} MiB and was ended by the kernel"
-        )
+        return Verdict("failed", Cause.JOB, "passed its memory limit and was ended by the kernel (out of memory)")
     if end.signal is not None:
         return Verdict("failed", Cause.JOB, f"killed by signal {end.signal}, not by us")
     left = f"; {end.left_behind} processes it left behind were ended" if end.left_behind else ""

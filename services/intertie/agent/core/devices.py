@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from intertie.agent.core.model import OPEN, Attempt, State
+from intertie.agent.core.reserved import Note
 from intertie.contracts.facts import SiteFacts
 from intertie.contracts.site import Device, DeviceKind, DeviceObserved, DeviceState, PoolInventory, PoolProfile
 from intertie.ids import AttemptId, DeviceId, PoolName
@@ -113,8 +114,9 @@ def inventory(
     paused: bool,
     until: datetime | None = None,
     facts: SiteFacts | None = None,
+    notes: Mapping[DeviceId, Note] | None = None,
 ) -> list[PoolInventory]:
-    """Each pool as it is now. Local work counts in `running` and `waiting`, and is never named."""
+    """Each pool as it is now. Local work counts in `running` and `waiting`, and is never named. `notes` say why a device is not to be had."""
     local = {attempt.id: attempt.local is not None for attempt in attempts.values()}
     found: list[PoolInventory] = []
     for pool in pools:
@@ -122,7 +124,7 @@ def inventory(
         found.append(
             PoolInventory(
                 pool=pool.name,
-                devices=[DeviceObserved(device=d, state=state_of(pool.name, d, holds, local, observed)) for d in pool.devices],
+                devices=[_observed(d, state_of(pool.name, d, holds, local, observed), (notes or {}).get(d.id)) for d in pool.devices],
                 running=sum(attempt.state in OPEN for attempt in here),
                 waiting=sum(attempt.state == "waiting" for attempt in here),
                 accepting=not paused,
@@ -133,17 +135,27 @@ def inventory(
     return found
 
 
+def _observed(device: Device, state: DeviceState, note: Note | None) -> DeviceObserved:
+    if note is None:
+        return DeviceObserved(device=device, state=state)
+    return DeviceObserved(device=device, state=state, reason=note.text, reserved_until=note.until)
+
+
 Chosen = tuple[Pool, list[DeviceId]]
 
 
 def choose(pools: Iterable[Pool], kind: DeviceKind, count: int, holds: Holds, observed: Mapping[DeviceId, DeviceState]) -> Chosen | None:
-    """Devices for local work: the first pool of that kind with enough that are free and well; None if it must wait."""
+    """Devices for local work, all of one node: the first pool and node of that kind with enough that are free and well; None if it must wait."""
     for pool in pools:
         if pool.kind is not kind:
             continue
-        free = [d.id for d in pool.devices if state_of(pool.name, d, holds, {}, observed) is DeviceState.FREE]
-        if len(free) >= count:
-            return pool, free[:count]
+        by_node: dict[str, list[DeviceId]] = {}
+        for d in pool.devices:
+            if state_of(pool.name, d, holds, {}, observed) is DeviceState.FREE:
+                by_node.setdefault(d.node, []).append(d.id)
+        for free in by_node.values():
+            if len(free) >= count:
+                return pool, free[:count]
     return None
 
 
