@@ -152,6 +152,8 @@ class WaitReason(StrEnum):
     BACK_OFF = "back_off"
     OFFERED = "offered"
     SITE_SILENT = "site_silent"
+    SITE_QUEUE = "site_queue"
+    """Its site has it, in a queue of its own."""
 
 
 class Waiting(Contract, frozen=True, kw_only=True):

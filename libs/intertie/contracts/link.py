@@ -32,8 +32,8 @@ from intertie.ids import (
     TenantName,
 )
 
-LINK_VERSION = 2
-"""1: the spine. 2: places, new journals, leases, islanded grants, borders of periods."""
+LINK_VERSION = 3
+"""1: the spine. 2: places, new journals, leases, islanded grants, borders of periods. 3: what a site's own queue and scheduler say."""
 OLDEST_VERSION = max(1, LINK_VERSION - 2)
 """A keeper answers agents down to here, and says nothing to them that their version does not know."""
 

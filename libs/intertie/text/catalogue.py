@@ -40,6 +40,11 @@ TEXTS: Mapping[str, tuple[str, str]] = {
     "wait.devices_busy": ("all devices that fit are busy", "合适的卡都在使用中"),
     "wait.back_off": ("a site that failed it is avoided for a while", "出错的站点暂时避开"),
     "wait.offered": ("offered to a site, waiting for its answer", "已派往站点,等待应答"),
+    "wait.site_queue": ("it waits in its site's own queue", "正在站点自身队列中排队"),
+    "page.native_words": ("beside our state", "站点侧状态"),
+    "page.native": ("the site's scheduler: {job} {words}, as of {at}", "站点调度器: 本地作业 {job} {words}(截至 {at})"),
+    "page.nodes": ("on {nodes}", "节点 {nodes}"),
+    "page.suspended": ("suspended for {seconds} s of it", "其中挂起 {seconds} 秒"),
     "wait.site_silent": ("its site is not heard: what it does is unknown", "所在站点失联,状态不明"),
     # Rules that reject a pool, in the planner's order.
     "rule.pin": ("the job names another place", "任务指定了其他站点或资源池"),

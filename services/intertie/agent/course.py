@@ -23,6 +23,7 @@ from intertie.agent.core import attempts as life
 from intertie.agent.core import logs, usage
 from intertie.agent.core.leases import LEASE_OVER
 from intertie.agent.core.model import OPEN, Attempt, EndedRecord, Failing, StartedRecord, State, with_state
+from intertie.agent.queued import REASON, WORD, Waiting
 from intertie.agent.search import without_values
 from intertie.contracts.base import encode
 from intertie.contracts.job import ResultRef
@@ -51,16 +52,21 @@ class Course:
     def __init__(self, site: Site, attempt: AttemptId) -> None:
         self.site, self.id = site, attempt
         self._parked = False
+        self._waiting = Waiting(site, attempt, site.queue) if site.queue is not None else None
 
     @property
     def attempt(self) -> Attempt:
         return self.site.books.attempts[self.id]
 
     async def run(self) -> None:
-        if self.attempt.state is State.STAGING:
-            await self._stage_and_start()
-        if self.attempt.state is State.RUNNING:
-            await self._follow()
+        try:
+            if self.attempt.state is State.STAGING:
+                await self._stage_and_start()
+            if self.attempt.state is State.RUNNING:
+                await self._follow()
+        finally:
+            if self._waiting is not None:
+                await self._waiting.rest()
         await self._deliver()
 
     # --- until it runs ---
@@ -71,7 +77,7 @@ class Course:
                 await self._stage()
             if self._parked or self.attempt.state is not State.STAGING:
                 return  # A stop came meanwhile, and made sure that nothing can start.
-            begun = await self.site.adapter.start(self.attempt)
+            begun = await self._begin()
         except (Refused, Unavailable) as err:
             await self._not_started(Failing(code=err.code.removeprefix("agent."), text=err.text, fault=True))
             return
@@ -81,6 +87,14 @@ class Course:
             await self._not_started(_unstarted(begun))
             return
         await self._started(begun)
+
+    async def _begin(self) -> StartedRecord | life.Exit:
+        """Start it here, or wait for it to begin in the site's own queue."""
+        if self._waiting is not None:
+            if (over := await self._waiting.enqueue()) is not None:
+                return over
+            self._waiting.listen()
+        return await self.site.adapter.start(self.attempt)
 
     async def _stage(self) -> None:
         """Fetch and unpack the work, and wait for what must be gone first; the time for it ends by `start_by`."""
@@ -169,6 +183,10 @@ class Course:
                 await asyncio.sleep(LAST_PAUSE_S)
 
     async def _started(self, begun: StartedRecord) -> None:
+        async with self._waiting.writing if self._waiting is not None else contextlib.nullcontext():
+            await self._tell_start(begun)
+
+    async def _tell_start(self, begun: StartedRecord) -> None:
         offset_s, error_s = self.site.offset()
         record = msgspec.structs.replace(begun, offset_s=offset_s, error_s=error_s)
         attempt = with_state(self.attempt, life.move(self.attempt, life.Event.START), started=record)
@@ -183,6 +201,8 @@ class Course:
                 devices=list(attempt.devices),
                 native_id=record.native_id,
                 account=attempt.account,
+                nodes=list(record.nodes),
+                held_devices=list(record.held_devices),
                 clock_offset_s=offset_s,
                 clock_error_s=error_s,
             )
@@ -195,9 +215,13 @@ class Course:
 
     async def _follow(self) -> None:
         attempt = self.attempt
+        if self._waiting is not None:
+            self._waiting.listen()
         if attempt.stop is not None:
             await self.site.adapter.stop(self.id, attempt.stop.grace_s)  # The agent may have died between saying so and doing it.
         end = await self.site.adapter.ended(attempt)
+        if self._waiting is not None:
+            await self._waiting.rest()
         if not end.certain and not self.site.may_vouch(attempt):
             LOG.warning("its end may lie where this folder lay before: nothing is said of it", attempt=self.id)
             return
@@ -266,12 +290,15 @@ class Course:
         """Its last segments (the first, if it passed no border), and the entries that tell them and the end."""
         site, cut = self.site, self.site.borders.cut_of(attempt.id)
         assert attempt.started is not None and attempt.ended is not None
+        suspended = usage.suspended(attempt, end.ran_us, end.suspended_us, cut.told_us if cut is not None else 0)
         parts = usage.spans_to_end(
             staged_us=usage.staged_us(attempt, site.boot),
             ran_us=end.ran_us,
             packing_us=packing_us,
             borders_us=site.borders.inside(attempt, end.ran_us + packing_us),
             cut=cut,
+            queued_us=usage.queued_us(attempt, site.boot),
+            suspended=suspended,
         )
         told = usage.counts(attempt, parts, cut)
         after = cut.segments if cut is not None else 0
@@ -304,6 +331,9 @@ class Course:
                 cpu_user_s=end.user_s,
                 cpu_system_s=end.system_s,
                 max_rss_kib=end.max_rss_kib,
+                native_state=end.native_state[:WORD],
+                native_reason=end.native_reason[:REASON],
+                suspended_us=sum(end_us - start_us for start_us, end_us in suspended),
                 device_use=site.use.told(attempt, ended.ran_us),
             )
             return {Lane.METERING: segments, Lane.SCHEDULER: [last]}
@@ -346,4 +376,6 @@ def _unstarted(end: life.Exit) -> Failing:
     """What ran nothing, as the hub is told of it: that it was too late is nobody's fault."""
     if end.refused_errno == errno.ETIME:
         return Failing(code="start_too_late", text=end.refused_text[:1000])
+    if end.refused_errno == errno.ECANCELED:
+        return Failing(code="cancelled_at_site", text=end.refused_text[:1000])
     return Failing(code="not_startable", text=f"{end.refused_file}: {end.refused_text}"[:1000], fault=True)

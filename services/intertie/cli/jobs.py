@@ -21,7 +21,7 @@ from intertie.errors import IntertieError, NotFound, Refused, Unavailable
 from intertie.lifecycle import JOB_TERMINAL, word
 from intertie.pack import file_digest, unpack
 from intertie.rating.text import money_text
-from intertie.text import language, say
+from intertie.text import Lang, language, say
 from intertie.text.devices import use_lines
 
 # A site tells the last 2000 bytes of a log with the end of the attempt: what was printed is remembered as far back as that.
@@ -93,12 +93,25 @@ def tell_job(record: JobRecord) -> None:
         line(f"{say(f'wait.{record.waiting.reason}', lang)}: {record.waiting.text}")
     for attempt in record.attempts:
         line(say("page.attempt", lang, number=attempt.number) + f"  {attempt.site}/{attempt.pool}  {attempt_text(attempt)}")
+        for said in native_lines(attempt, lang):
+            line(f"  {said}")
         for used in use_lines(attempt.device_use, lang):
             line(f"  {used}")
     if record.state is JobState.FAILED and record.attempts:
         tell_failure(record, record.attempts[-1])
     if record.trace_id:
         line(f"{say('page.trace', lang)} {record.trace_id}")
+
+
+def native_lines(attempt: AttemptRecord, lang: Lang) -> list[str]:
+    """What the site's own scheduler says, beside our state and with its age; nothing where a site has none."""
+    if not attempt.native_state or attempt.native_at is None:
+        return []
+    reason = f" ({attempt.native_reason})" if attempt.native_reason not in ("", "None") else ""
+    told = say("page.native", lang, job=attempt.native_id, words=f"{attempt.native_state}{reason}", at=local(attempt.native_at))
+    where = [say("page.nodes", lang, nodes=", ".join(attempt.nodes[:16]))] if attempt.nodes else []
+    waited = [say("page.suspended", lang, seconds=f"{attempt.suspended_us / 1e6:.0f}")] if attempt.suspended_us else []
+    return ["; ".join([told, *where, *waited])]
 
 
 def tell_cost(client: Client, record: JobRecord) -> None:

@@ -33,7 +33,19 @@ from intertie.contracts.link import (
 from intertie.errors import Refused
 from intertie.ids import AttemptId, JournalId, SiteName
 from intertie.lifecycle import JobEvent
-from intertie.scheduler.core.rows import OPEN_ATTEMPT, Attempt, AttemptState, Change, File, Ignored, Job, line, moved, noted
+from intertie.scheduler.core.rows import (
+    OPEN_ATTEMPT,
+    Attempt,
+    AttemptState,
+    Change,
+    File,
+    Ignored,
+    Job,
+    line,
+    moved,
+    native_words,
+    noted,
+)
 from intertie.scheduler.core.survivor import Chosen, choose, deliver, is_awaited, loser
 
 # More tries through faults of sites would hide that something is wrong with the job itself.
@@ -60,9 +72,14 @@ NO_FAULT = frozenset(
         "lease_over",
         "other_journal",
         "rebooted",
+        # In a queue of the site's own, by a person of the site or its scheduler's rules.
+        "cancelled_at_site",
     }
 )
 """Codes of a claim given up that say nothing against the site. Whatever else is given (`disk_full`, `disk_broken`, `not_startable`) is its fault."""
+
+AVOID_CODES = frozenset({"cancelled_at_site"})
+"""No fault of the site, and yet the same job must not come back there at once."""
 
 UNKNOWN_ATTEMPT = "scheduler.unknown_attempt"
 """What a site says of an attempt that is not here. Entries set aside with this are read again when their attempt was adopted."""
@@ -143,8 +160,10 @@ def interpret(entry: SchedulerEntry, file: File | None, source: Source, now: dat
             return _stop_answered(telling, entry)
         case IslandedSubmit():
             return Ignored("the work was taken up already")
-        case SiteQueued() | NativeSeen():
-            return Ignored("nothing is made of it yet")
+        case SiteQueued():
+            return _site_queued(telling, entry)
+        case NativeSeen():
+            return _native_seen(telling, entry)
 
 
 def unknown(site: SiteName, kind: type[AttemptEntry], attempt: AttemptId) -> Refused:
@@ -159,13 +178,14 @@ def unfit(entry: SchedulerEntry) -> str:
             return f"{name} {moment.isoformat()} is in no century of ours"
     for name, most in (
         ("ran_us", MOST_US),
+        ("suspended_us", MOST_US),
         ("quantity_milli_us", MOST_MILLI_US),
         ("segments", MOST_SEGMENTS),
         ("last_metering_seq", 2**63 - 1),
     ):
         if (number := getattr(entry, name, 0)) > most:
             return f"{name} is {number:.1e}, at most {most} can be"
-    for name in ("native_id", "account", "code"):
+    for name in ("native_id", "account", "code", "native_state", "cluster"):
         if len(getattr(entry, name, "")) > NAME_LENGTH:
             return f"{name} is longer than {NAME_LENGTH} characters"
     return ""
@@ -267,7 +287,8 @@ def _given_up(telling: _Telling, end: AttemptState, code: str, text: str, *, fau
     what = "declined by the owner" if declined else "refused by the site" if end is AttemptState.REFUSED else "given up before it started"
     why = f"{code}: {text}"
     # A preemption that came before the start must not bring the job back to the same devices at once.
-    avoid = why if fault else attempt.stop_why if attempt.stop_cause is Cause.PREEMPTED else ""
+    preempted = attempt.stop_why if attempt.stop_cause is Cause.PREEMPTED else ""
+    avoid = why if fault or code in AVOID_CODES else preempted
     ended = noted(attempt, record=fields, live=False, holding=False)
     return telling.change(job, ended, what, why, fault=why if fault else "", avoid=avoid)
 
@@ -291,6 +312,46 @@ def _staging(telling: _Telling) -> Change | Ignored:
     return telling.change(telling.to(JobEvent.STAGE), noted(telling.attempt, record=fields), "staging", "the go is at the site")
 
 
+def _site_queued(telling: _Telling, entry: SiteQueued) -> Change | Ignored:
+    """The site's own queue has it. The attempt stays what it is; where it waits is told by the job's state, and since when."""
+    attempt = telling.attempt
+    if telling.passed >= OPEN_ATTEMPT.index(AttemptState.RUNNING) or attempt.record.site_queued_at is not None:
+        return Ignored(f"the attempt is {attempt.state} already, or its waiting is known")
+    fields: dict[str, object] = {
+        "state": AttemptState.STAGING.value,
+        "site_queued_at": entry.at,
+        "islanded": _islanded(telling),
+        **_native(entry.native_id, entry.native_state, entry.native_reason, entry.at),
+    }
+    where = f"native id {entry.native_id}" + (f" on {entry.cluster}" if entry.cluster else "")
+    said = native_words(entry.native_state, entry.native_reason)
+    queued = noted(attempt, record=fields, journal=telling.source.journal)
+    return telling.change(telling.to(JobEvent.ENTER_SITE_QUEUE), queued, "in the site's own queue", f"{where}{said and f': {said}'}")
+
+
+def _native_seen(telling: _Telling, entry: NativeSeen) -> Change | Ignored:
+    """What the site's own scheduler says has changed. It stands beside our state, which it moves between running and suspended alone."""
+    attempt, job = telling.attempt, telling.job
+    if not attempt.open:
+        return Ignored(f"the attempt is {attempt.state} already")
+    fields: dict[str, object] = _native(entry.native_id, entry.native_state, entry.native_reason, entry.at)
+    if entry.nodes:
+        fields["nodes"] = list(entry.nodes)
+    runs = attempt.live and attempt.state is AttemptState.RUNNING
+    if runs and entry.suspended and job.state is JobState.RUNNING:
+        job = telling.to(JobEvent.SUSPEND)
+    elif runs and not entry.suspended and job.state is JobState.SUSPENDED:
+        job = telling.to(JobEvent.RESUME)
+    said = native_words(entry.native_state, entry.native_reason)
+    restarts = f"{entry.restarts} restarts of the scheduler's own" if entry.restarts else ""
+    why = "; ".join(text for text in (said, restarts, entry.text) if text)
+    return telling.change(job, noted(attempt, record=fields), "the site's scheduler says", why)
+
+
+def _native(native_id: str, state: str, reason: str, at: datetime) -> dict[str, object]:
+    return {"native_id": native_id, "native_state": state, "native_reason": reason[:1_000], "native_at": at}
+
+
 def _started(telling: _Telling, entry: Started) -> Change | Ignored:
     attempt = telling.attempt
     if attempt.state in (AttemptState.RUNNING, AttemptState.LOST):
@@ -301,12 +362,15 @@ def _started(telling: _Telling, entry: Started) -> Change | Ignored:
         "ended_at": None,
         "native_id": entry.native_id,
         "account": entry.account or attempt.record.account,
+        "nodes": list(entry.nodes) or attempt.record.nodes,
+        "held_devices": list(entry.held_devices),
         "islanded": _islanded(telling),
     }
     stray = "" if attempt.live else f"although it was {attempt.state}; it will be stopped"
     job = telling.to(JobEvent.START)
     started = noted(attempt, record=fields, journal=telling.source.journal)
-    return telling.change(job, started, "started", stray or f"native id {entry.native_id}", recovered=attempt.live)
+    where = f" on {', '.join(entry.nodes[:DEVICES_TOLD])}" if entry.nodes else ""
+    return telling.change(job, started, "started", stray or f"native id {entry.native_id}{where}", recovered=attempt.live)
 
 
 def _ended(telling: _Telling, entry: Ended) -> Change | Ignored:
@@ -327,9 +391,12 @@ def _ended(telling: _Telling, entry: Ended) -> Change | Ignored:
         "last_metering_seq": entry.last_metering_seq,
         "islanded": _islanded(telling),
         "log_tail": entry.log_tail,
+        "suspended_us": entry.suspended_us,
         "device_use": list(entry.device_use[:MOST_DEVICE_USE]),
         "refined": attempt.record.refined or attempt.state is AttemptState.LOST,
     }
+    if entry.native_state:
+        fields |= _native(attempt.record.native_id, entry.native_state, entry.native_reason, entry.at)
     ended = noted(attempt, record=fields, live=False, holding=False, result_pending=entry.result is not None)
     event, why = end_of(job, entry, cause)
     fault = why if cause is Cause.SITE and entry.outcome != "unknown" else ""

@@ -290,6 +290,13 @@ def waiting_of(view: JobView, silent_since: datetime | None) -> Waiting | None:
         if promised is not None:
             text += f". If it is silent until {promised:%Y-%m-%d %H:%M}Z, the job is closed as lost and charged to nobody"
         return Waiting(reason=WaitReason.SITE_SILENT, text=text, since=silent_since)
+    if job.state is JobState.SITE_QUEUED and view.attempts:
+        last = view.attempts[-1]
+        said = native_words(last.native_state, last.native_reason)
+        text = f"{last.site} has it in its own queue as {last.native_id}{said and f': {said}'}"
+        if last.native_at is not None:
+            text += f", as of {last.native_at:%H:%M:%S}Z"
+        return Waiting(reason=WaitReason.SITE_QUEUE, text=text, since=last.site_queued_at or last.offered_at)
     if job.state is JobState.PLACED and view.attempts:
         last = view.attempts[-1]
         if last.offering:
@@ -311,6 +318,11 @@ def _asked(request: AttemptRecord) -> str:
         return f"accepted by the owner of {where}, not started yet"
     by = f"{request.answer_by:%Y-%m-%d %H:%M}Z" if request.answer_by else "no time that was promised"
     return f"asked of the owner of {where}; an answer was promised by {by}. Without one you may cancel it: nothing has run"
+
+
+def native_words(state: str, reason: str) -> str:
+    """As a scheduler's own tools print them side by side; a reason of `None` is none."""
+    return f"{state} ({reason})" if reason and reason != "None" else state
 
 
 def record_of(view: JobView, silent_since: datetime | None = None) -> JobRecord:
