@@ -115,6 +115,10 @@ class DeviceObserved(Contract, frozen=True, kw_only=True):
 
     device: Device
     state: DeviceState
+    reason: Text = ""
+    """Why it is not to be had, where that is more than its state: its node is not heard or cordoned, it is reserved. Never a person's name."""
+    reserved_until: Instant | None = None
+    """Its owner keeps it for somebody until then; it is `foreign` meanwhile."""
 
 
 class NativeLoad(Contract, frozen=True, kw_only=True):
