@@ -19,6 +19,7 @@ from intertie.contracts import incident as n
 from intertie.contracts import job as j
 from intertie.contracts import link as k
 from intertie.contracts import modes as m
+from intertie.contracts import probe as pr
 from intertie.contracts import quarantine as q
 from intertie.contracts import site as s
 from intertie.contracts import usage as u
@@ -61,6 +62,7 @@ DECLARE_DOWNTIME = Endpoint("cmd", "registry", "declare_downtime", m.DeclareDown
 REMOVE_DOWNTIME = Endpoint("cmd", "registry", "remove_downtime", m.RemoveDowntime, s.PoolRecord, "pool.downtime")
 POOL_HISTORY = Endpoint("qry", "registry", "pool_history", m.PoolQuery, m.PoolHistory, "pool.history")
 CALL_OFFERINGS = Endpoint("qry", "registry", "call_offerings", co.OfferingsQuery, co.OfferingsReply, "offering.read")
+PROOFS = Endpoint("qry", "registry", "proofs", pr.ProofsQuery, pr.ProofsReply, "site.read")
 REGISTRY_AUDIT = Endpoint("qry", "registry", "audit", i.AuditQuery, i.AuditReply, "audit.read")
 REGISTRY_QUARANTINE = Endpoint("qry", "registry", "quarantine", q.QuarantineQuery, q.QuarantineReply, "quarantine.read")
 REGISTRY_REINTERPRET = Endpoint("cmd", "registry", "reinterpret", q.Reinterpret, q.Reinterpreted, "quarantine.retry")

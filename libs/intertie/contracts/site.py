@@ -10,6 +10,7 @@ import msgspec
 
 from intertie.contracts.base import Contract, Event, Instant, NonNegative, Positive, Text
 from intertie.contracts.facts import SiteFacts
+from intertie.contracts.observed import PoolSeen
 from intertie.ids import DeviceId, PoolName, SiteName, TenantName
 
 
@@ -151,6 +152,8 @@ class PoolInventory(Contract, frozen=True, kw_only=True):
     holds is said when it starts. Cards in other hands, or on nodes that are down, make so many of them `foreign` or `lost`."""
     facts: SiteFacts | None = None
     """What a script would find here, as far as the owner or the site's own tools tell it; None: nothing is told."""
+    seen: PoolSeen | None = None
+    """What the site's tools say that the pool has; None: nothing was read."""
 
 
 class ModeDecision(Contract, frozen=True, kw_only=True):

@@ -24,6 +24,7 @@ from intertie.registry.call_offerings import CallOfferings, PgOfferings
 from intertie.registry.drill_store import PgDrills
 from intertie.registry.drills import BusBooks, Drills, site_key_of
 from intertie.registry.modes import Modes, specs_of
+from intertie.registry.observed import PgProofs, Proofs
 from intertie.registry.pg import PACKAGE, PgRegistryStore
 from intertie.registry.service import Registry
 from intertie.runtime import HubSettings, hub_settings, main, reach, ready, serve
@@ -103,9 +104,12 @@ async def run(environ: Mapping[str, str]) -> int:
         offered = PgOfferings(store)
         await offered.lift_versions(first_version(epoch))
         service.call_offerings = CallOfferings(offered)
+        proofs = Proofs(PgProofs(store), store, clock, site_key=lambda site: site_key_of(bus, own.signed, site), beat_s=scale)
+        service.proofs = proofs
         modes = Modes(store, clock, specs_of(bus, own.signed))
         return await serve(
             drills=drills.run(),
+            proofs=proofs.run(),
             epoch=db.keep_epoch(),
             lane=service.keeper.run(),
             silence=service.judge_for_ever(),

@@ -84,3 +84,22 @@ INSERT INTO call_offering_revision (site, name, revision, offering, told_at) VAL
 
 -- name: call_offering_versions_lift
 UPDATE call_offering SET record = jsonb_set(record, '{version}', to_jsonb($1::bigint)) WHERE version < $1
+
+-- name: probe_add
+INSERT INTO probe (site, pool, probe, report, sealed, received_at) VALUES ($1, $2, $3, $4, $5, $6) ON CONFLICT DO NOTHING
+
+-- name: probes_trim
+DELETE FROM probe WHERE site = $1 AND pool = $2 AND probe NOT IN (
+    SELECT probe FROM probe WHERE site = $1 AND pool = $2 ORDER BY received_at DESC LIMIT $3)
+
+-- name: probes_find
+SELECT report FROM probe WHERE site = $1 AND pool = $2 ORDER BY received_at DESC, probe DESC LIMIT $3
+
+-- name: probe_passed
+SELECT report FROM probe WHERE site = $1 AND pool = $2 AND report ->> 'outcome' = 'passed' ORDER BY received_at DESC LIMIT 1
+
+-- name: drift_load
+SELECT drift FROM drift WHERE site = $1 AND pool = $2
+
+-- name: drift_save
+INSERT INTO drift (site, pool, drift, at) VALUES ($1, $2, $3, $4) ON CONFLICT (site, pool) DO UPDATE SET drift = excluded.drift, at = excluded.at

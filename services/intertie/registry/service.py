@@ -25,6 +25,7 @@ from intertie.contracts.link import (
     LendingPaused,
     LostRange,
     OfferingsTold,
+    ProbeTold,
     ProfileDeclared,
     RegistryEntry,
     SiteCondition,
@@ -40,6 +41,7 @@ from intertie.registry.core import site
 from intertie.registry.core.freshness import Heard, Hearing, Judgement, Limits, first_look, judge, look
 from intertie.registry.core.page import page
 from intertie.registry.drills import Drills
+from intertie.registry.observed import Proofs
 from intertie.registry.store import Mark, RegistryStore
 from intertie.runtime import Beat
 from intertie.store import Leader, StoreTx, audit_reply
@@ -77,6 +79,8 @@ class Registry:
         """Set where drills are kept; without it what sites say of them is noted and nothing follows."""
         self.call_offerings: CallOfferings | None = None
         """Set where call offerings are kept; without it what sites say of them is noted and nothing follows."""
+        self.proofs: Proofs | None = None
+        """Set where probes are kept; without it what sites say of them is noted and nothing follows."""
         self._hearings: dict[SiteName, Hearing] = {}
         self._hears_since_s: float | None = None
         self._looked_at_s = 0.0
@@ -91,6 +95,7 @@ class Registry:
             endpoints.CORDON: self.cordon,
             endpoints.REGISTRY_AUDIT: self.audit,
             **(self.call_offerings.handlers() if self.call_offerings is not None else {}),
+            **(self.proofs.handlers() if self.proofs is not None else {}),
         }
 
     async def sites(self, query: SitesQuery, caller: Caller) -> SitesReply:
@@ -154,12 +159,21 @@ class Registry:
                 LOG.warning("job offerings were refused", site=entry.site, offerings=sorted(found.refused)[:10])
         elif isinstance(said, OfferingsTold):
             await self._of_offerings(entry, said, mark)
+        elif isinstance(said, ProbeTold):
+            await self._of_probes(entry, said, mark)
         else:
             await self._of_drills(entry, said, mark)
 
     async def _of_offerings(self, entry: LaneEntry, said: OfferingsTold, mark: Mark) -> None:
         if self.call_offerings is not None:
             await self.call_offerings.told(entry.site, said, mark)
+            return
+        async with self.store.rows() as rows:
+            await mark(rows.tx)
+
+    async def _of_probes(self, entry: LaneEntry, said: ProbeTold, mark: Mark) -> None:
+        if self.proofs is not None:
+            await self.proofs.told(entry, said, mark)
             return
         async with self.store.rows() as rows:
             await mark(rows.tx)
