@@ -255,8 +255,24 @@ ROWS: list[tuple[str, WaitReason, Callable[[], Snapshot], str, str]] = [
     ("devices_unhealthy", WaitReason.DEVICES_UNHEALTHY, lambda: snapshot(pools=(pool(devices=gpus(8, live=False)),)), "2", "0"),
     # BR-067: advertised 16, none allocatable
     ("devices_unhealthy", WaitReason.DEVICES_UNHEALTHY, lambda: snapshot(pools=(pool(devices=()),)), "2", "0"),
+    # FEATURES 135: what the owner keeps for present holders is well, and not to be had
+    (
+        "reserved",
+        WaitReason.DEVICES_BUSY,
+        lambda: snapshot(pools=(pool(devices=gpus(1) + tuple(replace(d, reserved_until=LATER) for d in gpus(4, FOREIGN, first=1))),)),
+        "2",
+        "1",
+    ),
     ("no_free_device", WaitReason.DEVICES_BUSY, lambda: snapshot(pools=(pool(devices=gpus(8, OURS)),)), "2", "0"),
     ("no_free_device", WaitReason.DEVICES_BUSY, lambda: snapshot(holdings=(held(7),)), "2", "1"),
+    # FEATURES 51: a pool of machines has eight free, four on each
+    (
+        "one_node",
+        WaitReason.DEVICES_BUSY,
+        lambda: snapshot(job(count=5), pools=(pool(one_node=True, devices=gpus(4) + gpus(4, node="n2", first=4)),)),
+        "5 on one node",
+        "4",
+    ),
     (
         "lendable_share",
         WaitReason.DEVICES_BUSY,

@@ -70,6 +70,8 @@ def _of_one(decision: Decision, job: QueuedJob, pool: PoolView, snapshot: Snapsh
     free = {d.id for d in pool.devices if d.live and d.state is DeviceState.FREE and d.kind is decision.kind}
     chosen = () if decision.offering else decision.devices
     found += [f"{where}: {device} is not a live, free {decision.kind}" for device in chosen if device not in free]
+    if pool.one_node and not decision.offering and len({d.node for d in pool.devices if d.id in decision.devices}) > 1:
+        found.append(f"{where}: its devices lie on several nodes")
     accounts = {m.account for m in snapshot.mappings if m.site == pool.site and m.tenant == job.tenant}
     if pool.single_user and (job.tenant != pool.owner_tenant or decision.account):
         found.append(f"{where}: a single-user site takes its owner's tenant only")

@@ -25,6 +25,8 @@ class DeviceView:
     state: DeviceState
     live: bool
     node: str = ""
+    reserved_until: datetime | None = None
+    """Its owner keeps it for somebody until then. It is well, and not to be had."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +71,8 @@ class PoolView:
     """Why the site takes no work at all (a full disk, a journal at its bound); empty: it does."""
     self_stop: bool = False
     """Supervisors there stop `rerun` work without the agent."""
+    one_node: bool = False
+    """A pool of machines: one run lives on one node there."""
     mode: AccessMode | None = AccessMode.MANAGED
     """In force; None: what was decided and what the owner declares differ."""
     tenants: tuple[TenantName, ...] = ()

@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from intertie.contracts.job import Rejection, WaitReason
 from intertie.contracts.site import AccessMode, DeviceKind, DeviceState, Freshness, Phase
 from intertie.planner import requests
-from intertie.planner.model import PoolView, QueuedJob
+from intertie.planner.model import DeviceView, PoolView, QueuedJob
 from intertie.planner.room import HEALTHY, Room
 
 NO_ACCELERATOR = "none"
@@ -331,22 +331,46 @@ def _unhealthy(job: QueuedJob, pool: PoolView, _: Room) -> Finding | None:
     if job.offering:
         return None
     kind = job.resources.kind
-    healthy = sum(1 for d in pool.devices if d.kind is kind and d.live and d.state in HEALTHY)
+    healthy = sum(1 for d in pool.devices if d.kind is kind and _is_well(d))
     if healthy >= job.resources.count:
         return None
-    ill = [
-        f"{d.id} {d.state.value if d.live else 'without live telemetry'}"
-        for d in pool.devices
-        if d.kind is kind and not _is_well(d.live, d.state)
-    ]
+    ill = [f"{d.id} {d.state.value if d.live else 'without live telemetry'}" for d in pool.devices if d.kind is kind and not _is_well(d)]
     named = ", ".join(ill[:4]) + (f" and {len(ill) - 4} more" if len(ill) > 4 else "")
     return Finding(
         f"{healthy} healthy of {pool.profile.count}: {named or 'no device seen'}", needed=str(job.resources.count), found=str(healthy)
     )
 
 
-def _is_well(live: bool, state: DeviceState) -> bool:
-    return live and state in HEALTHY
+def _is_well(device: DeviceView) -> bool:
+    """What its owner keeps for somebody is well, too."""
+    return device.live and (device.state in HEALTHY or device.reserved_until is not None)
+
+
+def _reserved(job: QueuedJob, pool: PoolView, room: Room) -> Finding | None:
+    """Enough would be free if the owner kept none of it for their own people."""
+    kind, wanted = job.resources.kind, job.resources.count
+    kept = [d.reserved_until for d in pool.devices if d.kind is kind and d.live and d.reserved_until is not None]
+    free = len(room.free(pool, kind))
+    if not kept or free >= wanted or free + len(kept) < wanted:
+        return None
+    return Finding(
+        f"the owner keeps {len(kept)} for present holders, the first of them until {_clock(min(kept))}", needed=str(wanted), found=str(free)
+    )
+
+
+def _one_node(job: QueuedJob, pool: PoolView, room: Room) -> Finding | None:
+    """Devices of several machines are not one machine's: a run there lives on one node."""
+    if not pool.one_node:
+        return None
+    by_node = Counter(d.node for d in room.free(pool, job.resources.kind))
+    most, node = max(((count, name) for name, count in by_node.items()), default=(0, ""))
+    if most >= job.resources.count:
+        return None
+    return Finding(
+        f"a run lives on one node there, and the most that is free on one is {most}" + (f" ({node})" if node else ""),
+        needed=f"{job.resources.count} on one node",
+        found=str(most),
+    )
 
 
 def _free(job: QueuedJob, pool: PoolView, room: Room) -> Finding | None:
@@ -429,7 +453,9 @@ RULES: Sequence[Rule] = (
     Rule("not_accepting", W.CORDONED, _accepting),
     Rule("lending_window", W.CORDONED, _window),
     Rule("devices_unhealthy", W.DEVICES_UNHEALTHY, _unhealthy),
+    Rule("reserved", W.DEVICES_BUSY, _reserved),
     Rule("no_free_device", W.DEVICES_BUSY, _free),
+    Rule("one_node", W.DEVICES_BUSY, _one_node),
     Rule("lendable_share", W.DEVICES_BUSY, _lent_now),
     Rule("requests_open", W.DEVICES_BUSY, _requests_open),
     Rule("avoided", W.BACK_OFF, _avoided),

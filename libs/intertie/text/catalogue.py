@@ -77,6 +77,8 @@ TEXTS: Mapping[str, tuple[str, str]] = {
     "rule.lending_window": ("outside the lending hours", "不在可让出时段"),
     "rule.devices_unhealthy": ("devices lost, busy or not seen", "卡已丢失、被其他进程占用或不可见"),
     "rule.no_free_device": ("no free device", "没有空闲的卡"),
+    "rule.reserved": ("kept for present holders", "已为现有使用人预留"),
+    "rule.one_node": ("not enough on one machine", "单台机器上空闲不足"),
     "rule.lendable_share": ("the lendable share is in use", "可让出额度已用完"),
     "rule.requests_open": ("enough requests are with the owner already", "站点所有者待答复的请求已达上限"),
     "rule.back_off": ("avoided for a while after a fault", "故障后暂时避开"),

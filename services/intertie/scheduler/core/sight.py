@@ -104,13 +104,18 @@ class Sight:
     ) -> tuple[DeviceView, ...]:
         """The pool's devices as they may be judged now; those that only the inventory knows are not live."""
         found: dict[DeviceId, DeviceView] = {}
+        kept: dict[DeviceId, datetime] = {}
         for observed in inventory.devices if inventory else ():
             device = observed.device
             found[device.id] = DeviceView(device.id, device.kind, observed.state, live=False, node=device.node)
+            if observed.reserved_until is not None:
+                kept[device.id] = observed.reserved_until
         for key, seen in self._seen.items():
             if key[:2] == (site, pool):
                 live = self._is_live(seen, now, now_s, offset_s)
-                found[key[2]] = DeviceView(key[2], seen.sample.kind, self._state(key, seen, now_s), live, seen.node)
+                state = self._state(key, seen, now_s)
+                until = kept.get(key[2]) if state is DeviceState.FOREIGN else None
+                found[key[2]] = DeviceView(key[2], seen.sample.kind, state, live, seen.node, until)
         return tuple(found[name] for name in sorted(found))
 
     def _is_live(self, seen: _Seen, now: datetime, now_s: float, offset_s: float) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from datetime import datetime, time
 from decimal import Decimal
 
-from intertie.contracts.site import DeviceKind, DowntimeEffect, PoolRecord, SiteRecord
+from intertie.contracts.site import DeviceKind, DowntimeEffect, PoolRecord, SiteKind, SiteRecord
 from intertie.contracts.usage import MeterSpec
 from intertie.ids import PoolName, SiteName, TenantName
 from intertie.planner import Avoided, Budget, Down, Holding, PoolView, QueuedJob, Snapshot, cost_ceiling, spec_in_force
@@ -104,6 +104,7 @@ def pool_views(
                 pause_told=_pause_told(site),
                 condition=_condition(site),
                 self_stop=site.self_stop if site else False,
+                one_node=record.kind is SiteKind.MACHINES,
                 mode=record.mode,
                 tenants=tuple(record.tenants),
                 downtimes=_downtimes(record, now),
