@@ -40,9 +40,28 @@ HELD: Mapping[str, tuple[str, ...]] = {
         "adapters/test_process_containment.py::test_a_user_s_value_reaches_the_job_and_overrules_none_of_ours",
         "core/test_lint.py::test_br_045_an_exported_function_is_said_to_stay_behind",
     ),
+    # a Kubernetes cluster
+    "020": (
+        "core/test_kubernetes_words.py::test_a_pod_that_lives_is_where_its_container_is",
+        "core/test_kubernetes_words.py::test_a_run_begins_when_its_container_does",
+        "adapters/test_kubernetes_cluster.py::test_an_image_that_cannot_be_pulled_is_starting_and_then_given_up_as_the_site_s_fault",
+    ),
+    "022": (
+        "core/test_kubernetes_words.py::test_a_pod_that_ended_says_why",
+        "adapters/test_kubernetes_cluster.py::test_an_evicted_pod_is_no_success_and_no_fault_of_the_job",
+        "adapters/test_kubernetes_cluster.py::test_a_finished_run_stays_what_it_was_whatever_its_pod_says_later",
+        "core/test_kubernetes_words.py::test_times_of_the_year_1_are_unknown_and_their_end_is_still_an_end",
+    ),
+    "040": (
+        "core/test_kubernetes_words.py::test_a_quantity_is_what_kubernetes_means_by_it",
+        "core/test_kubernetes_words.py::test_what_is_no_quantity_is_refused_by_name_and_never_zero",
+    ),
+    "137": ("adapters/test_kubernetes_cluster.py::test_a_rotated_token_is_read_again_and_a_bad_one_changes_no_job",),
+    "039": ("core/test_kubernetes_words.py::test_a_time_that_nobody_knows_is_none_and_no_number",),
     # submit, cancel, silence
     "046": (
         "adapters/test_adapter_port.py::test_a_second_start_is_the_first_one_again",
+        "adapters/test_kubernetes_cluster.py::test_a_submit_whose_answer_was_lost_is_found_by_its_name_and_not_made_twice",
         "edges/test_agent_site.py::test_a_start_that_the_agent_could_not_write_down_is_found_and_told_once",
     ),
     "048": (
@@ -79,6 +98,7 @@ HELD: Mapping[str, tuple[str, ...]] = {
         "edges/test_agent_disks.py::test_a_machine_that_starts_with_no_network_at_all_works",
     ),
     "056": (
+        "adapters/test_kubernetes_cluster.py::test_what_ended_and_was_cleaned_up_while_the_agent_was_away_is_unknown_and_not_run_again",
         "core/test_scheduler_silence.py::test_a_site_that_never_returns_leaves_its_job_lost_and_its_devices_counted",
         "edges/test_scheduler_ways.py::test_br_056_what_never_comes_back_is_lost_at_its_promised_date_and_refined_once",
         "core/test_scheduler_core.py::test_an_end_leads_where_its_outcome_and_cause_say",
@@ -108,7 +128,11 @@ HELD: Mapping[str, tuple[str, ...]] = {
         "core/test_scheduler_sight.py::test_live_means_taken_and_received_within_the_limit",
         "edges/test_scheduler_service.py::test_without_live_telemetry_there_is_no_work",
     ),
-    "067": ("core/test_planner_rules.py::test_each_rule_rejects_with_its_numbers",),
+    "067": (
+        "core/test_planner_rules.py::test_each_rule_rejects_with_its_numbers",
+        "adapters/test_kubernetes_cluster.py::test_what_a_node_has_for_us_is_what_it_can_give_now",
+        "adapters/test_kubernetes_cluster.py::test_a_node_that_refuses_what_it_had_room_for_is_set_aside",
+    ),
     "069": ("core/test_planner_rules.py::test_parallel_reservations_never_pass_the_budget",),
     "070": (
         "edges/test_scheduler_store.py::test_reservations_equal_the_live_attempts_after_every_end",
@@ -287,19 +311,16 @@ class Later:
 
 
 SLURM = Later("sites", "It needs the adapter of a Slurm cluster and its parsers.")
-KUBERNETES = Later("sites", "It needs the adapter of a Kubernetes cluster.")
 SLICES = Later("sites", "Cards cut into slices come with the telemetry sources of sites.")
 CALLS = Later("sites", "Calls to an offered service come with the endpoint sites.")
 
 LATER: Mapping[str, Later] = {
     **dict.fromkeys(("001", "002", "003", "005", "006", "007", "009", "010", "011", "012", "013", "016", "018"), SLURM),
-    **dict.fromkeys(("020", "022", "040"), KUBERNETES),
     **dict.fromkeys(("026", "027", "029", "032", "034", "036", "037", "039", "042", "043", "047", "077"), SLURM),
     "033": Later("sites", "Elapsed times as a native scheduler prints them are read by its adapter; limits in scripts are held."),
     "046": Later("sites", "Adopting what a native queue took although it said otherwise needs its tag; a process's own name is held."),
     "058": Later("sites", "Leased nodes come with pools of machines; that nothing is free before its processes are gone is held."),
     "062": Later("sites", "Single nodes are excluded where a site has several; the retry budget is held."),
-    "067": Later("sites", "A node that admits nothing is quarantined by the adapter that sees nodes; an empty pool is held."),
     "071": Later("planner", "Two who preempt one victim need the planner's own preemption; quotas cut below use are held."),
     "072": Later("sites", "Drift of a native queue's own settings is seen by its adapter."),
     "073": Later("sites", "Maintenance windows of a native scheduler are read by its adapter."),
@@ -317,7 +338,6 @@ LATER: Mapping[str, Later] = {
     "128": Later("compose", "Outside subscribers get their accounts with the events that go out; sites and services are held."),
     "135": Later("compose", "The alert on an overflowing series is one of the alert rules; bounded labels are held."),
     "136": Later("compose", "Server-sent events come with the console; logs are asked for by offset until then."),
-    "137": Later("sites", "Credentials of a native scheduler's interface come with its adapter; the bus credentials' renewal is held."),
     "142": Later("sites", "Logs that rotate, or that their own job cuts short, get a generation with container runtimes."),
     "146": Later("compose", "There is no call that cancels several at once yet."),
     "148": Later("sites", "What others start under a shared account is seen by an adapter of a native queue; foreign words are held."),

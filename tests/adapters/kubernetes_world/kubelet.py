@@ -72,7 +72,9 @@ class Kubelets:
                 self._sync(pod)
         there = {pod["metadata"]["uid"] for pod in self.store.list(PODS)}
         for uid in set(self.running) - there:
-            self._kill(self.running.pop(uid), signal.SIGKILL)
+            box = self.running.pop(uid)
+            self._kill(box, signal.SIGKILL)
+            box.process.wait()
 
     def _sync(self, pod: Obj) -> None:
         uid, phase = pod["metadata"]["uid"], pod["status"].get("phase")

@@ -55,7 +55,7 @@ class Api:
         if self.deaf:
             _hang_up(request)
         try:
-            request["user"] = self.access.who(request.headers.get("Authorization", ""))
+            self.access.who(request.headers.get("Authorization", ""))
             answer = await handler(request)
         except Failure as failure:
             answer = web.json_response(failure.status(), status=failure.code)
@@ -81,7 +81,7 @@ class Api:
 
     def _may(self, request: web.Request, verb: str, kind: Kind, namespace: str, name: str = "", sub: str = "") -> None:
         resource = f"{kind.plural}/{sub}" if sub else kind.plural
-        self.access.require(Asked(request["user"], verb, kind.group, resource, namespace, name))
+        self.access.require(Asked(self.access.who(request.headers.get("Authorization", "")), verb, kind.group, resource, namespace, name))
 
     async def _collection(self, request: web.Request) -> web.StreamResponse:
         kind, namespace = self._kind(request)

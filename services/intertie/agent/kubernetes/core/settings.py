@@ -77,6 +77,8 @@ class KubernetesRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """A pod that has its node and does not get to run (image, volume, configuration) is given up after this long."""
     keep_s: Seconds = 604_800
     """`ttlSecondsAfterFinished`: how long the cluster keeps what has ended."""
+    observe_s: Seconds = 10
+    """Between looks at all jobs: each is answered from what is watched, and costs the API server one small question per namespace."""
     agent_service_account: str = "intertie-agent"
     agent_namespace: str = "intertie"
 
