@@ -64,9 +64,13 @@ class ModelServer:
         asked = await request.json()
         self.seen.append({"headers": dict(request.headers)})
         question = str(asked["messages"][-1]["content"])
-        orders = {name: int(value) for name, value in re.findall(r"(\w+)=(\d+)", question)}
+        orders = {name: int(value) for name, value in re.findall(r"(\w+)=(\d+)", question[:200])}
         words = reply_of(question, orders.get("words", 8))
-        usage = {"prompt_tokens": len(question.split()), "completion_tokens": len(words), "total_tokens": len(question.split()) + len(words)}
+        usage = {
+            "prompt_tokens": len(question.split()),
+            "completion_tokens": len(words),
+            "total_tokens": len(question.split()) + len(words),
+        }
         if "status" in orders:
             return web.json_response({"error": {"message": "as you asked", "type": "test"}}, status=orders["status"])
         try:
@@ -93,7 +97,14 @@ class ModelServer:
         await response.prepare(request)
 
         async def event(choices: list[Any], **more: Any) -> None:
-            said = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 1, "model": asked["model"], "choices": choices, **more}
+            said = {
+                "id": "chatcmpl-1",
+                "object": "chat.completion.chunk",
+                "created": 1,
+                "model": asked["model"],
+                "choices": choices,
+                **more,
+            }
             await response.write(f"data: {json.dumps(said)}\n\n".encode())
 
         for number, word in enumerate(words):

@@ -91,12 +91,8 @@ class EndpointWorld:
 async def endpoint_world(*, copies: int = 1) -> AsyncIterator[EndpointWorld]:
     """Everything of it is gone afterwards."""
     port = free_port()
-    server = subprocess.Popen(
-        [sys.executable, "-m", "tests.fakes.model_server", str(port)], stdout=subprocess.PIPE, text=True, cwd=ROOT
-    )
+    server = await asyncio.to_thread(start_server, port)
     try:
-        assert server.stdout is not None
-        await asyncio.to_thread(server.stdout.readline)
         async with running_stack(copies=copies) as stack:
             folder = stack.folder / SITE
             folder.mkdir(mode=0o711)
@@ -112,6 +108,14 @@ async def endpoint_world(*, copies: int = 1) -> AsyncIterator[EndpointWorld]:
         server.wait()
         if server.stdout is not None:
             server.stdout.close()
+
+
+def start_server(port: int) -> subprocess.Popen[str]:
+    """The owner's own server, listening."""
+    server = subprocess.Popen([sys.executable, "-m", "tests.fakes.model_server", str(port)], stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    assert server.stdout is not None
+    server.stdout.readline()
+    return server
 
 
 def agree(stack: Stack) -> None:

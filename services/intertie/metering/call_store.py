@@ -96,6 +96,7 @@ class PgCalls:
         async with self._db.transaction() as tx:
             if mark is not None and not await mark(tx):
                 return 0
+            await tx.all(Q.calls_turn, sites, calls)
             rows = {(row["site"], row["call"]): row for row in await tx.all(Q.calls_lock, sites, calls)}
             balances, last = _balances(await tx.all(Q.call_balances, sites, calls))
             found = {key: news[key](_evidence(key, rows.get(key), balances.get(key, {}), last.get(key, 0))) for key in keys}

@@ -174,6 +174,11 @@ FROM suspense AS w JOIN segment AS s ON s.number = w.segment
 WHERE w.released_at IS NULL AND w.reason NOT IN ('superseded', 'said_again') AND ($1::text IS NULL OR s.site = $1) AND ($2::text IS NULL OR s.id = $2)
 ORDER BY w.id LIMIT $3
 
+-- name: calls_turn
+-- One decider at a time for each call, also for one that is not here yet; in one order, so that two never wait for each other.
+SELECT pg_advisory_xact_lock(k) FROM (SELECT hashtextextended(site || '/' || call, 0) AS k FROM unnest($1::text[], $2::text[]) AS c (site, call)
+                                      ORDER BY 1) AS keys
+
 -- name: calls_lock
 SELECT c.* FROM call AS c JOIN unnest($1::text[], $2::text[]) AS k (site, call) USING (site, call) ORDER BY c.site, c.call FOR UPDATE OF c
 

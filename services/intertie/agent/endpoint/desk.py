@@ -44,7 +44,7 @@ from intertie.contracts.calls import (
     pack,
     unpack_down,
 )
-from intertie.contracts.link import LINK_VERSION, CallClosed, EntryBase, Lane, LaneState, OfferingsTold
+from intertie.contracts.link import CallClosed, EntryBase, Lane, LaneState, OfferingsTold
 from intertie.errors import IntertieError, NotFound, Refused
 from intertie.ids import CallId, is_id
 from intertie.link.journal import NextSeq
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 
 LOG = log.get("agent.endpoint")
 
-CALLS_VERSION = min(3, LINK_VERSION)
+CALLS_VERSION = 3
 """Registries from this link version on know offerings."""
 OPEN_KEY = "call/"
 PAUSED_KEY = "endpoint_paused"
