@@ -15,6 +15,7 @@ from intertie.errors import IntertieError
 COMMANDS: Mapping[str, tuple[str, str, str]] = {
     "quickstart": ("quickstart", "quickstart", "Everything on this machine: a hub, a site, real jobs, a priced statement."),
     "submit": ("submit", "submit", "Submit a job script; the work folder goes with it."),
+    "request": ("requests", "request", "Ask a site's owner to run a job under one of their job offerings."),
     "jobs": ("jobs", "jobs", "List jobs."),
     "job": ("jobs", "job", "Show one job."),
     "explain": ("jobs", "explain", "Why a job waits, or why it runs where it runs."),

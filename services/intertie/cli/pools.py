@@ -13,7 +13,7 @@ from intertie.cli.out import json_option, line, local, note, now, print_json, re
 from intertie.cli.session import connect
 from intertie.contracts.base import Empty
 from intertie.contracts.modes import DowntimeBody, ModeBody, PhaseBody, PoolHistory, PoolHistoryRow
-from intertie.contracts.site import AccessMode, Downtime, DowntimeEffect, Phase, PoolRecord
+from intertie.contracts.site import AccessMode, Downtime, DowntimeEffect, JobOffering, Phase, PoolRecord
 from intertie.errors import Refused
 from intertie.ids import TenantName
 from intertie.text import language
@@ -45,6 +45,11 @@ TEXTS = {
     "joining": ("declared at joining", "接入时申报"),
     "moved": ("{pool} is {phase}", "{pool} 接入阶段:{phase}"),
     "only": ("for {tenants} only", "仅限 {tenants}"),
+    "offers": (
+        "job offering {name}: up to {devices} devices for {wall} s, {price} {currency} per device-hour, answered within {answer} s{hand}",
+        "作业请求能力 {name}:每次至多 {devices} 卡、{wall} 秒,{price} {currency}/卡时,{answer} 秒内答复{hand}",
+    ),
+    "by_hand": (" by a person", "(人工)"),
     "planned": ("planned", "计划内"),
     "unplanned": ("at short notice", "临时"),
     "down": ("down {start} – {end} ({kind}, {effect}): {reason}", "停机 {start} – {end}({kind},{effect}):{reason}"),
@@ -91,7 +96,20 @@ def decided_lines(pool: PoolRecord) -> list[str]:
     if pool.tenants and pool.phase in (Phase.PILOT, Phase.PARALLEL):
         said.append(_say("only", tenants=", ".join(pool.tenants)))
     said += [down_line(one) for one in pool.downtimes if one.end > now()]
-    return said
+    return said + [_offer_line(one) for one in pool.offerings]
+
+
+def _offer_line(one: JobOffering) -> str:
+    return _say(
+        "offers",
+        name=one.name,
+        devices=one.max_devices,
+        wall=one.max_wall_s,
+        price=one.price_per_hour,
+        currency=one.currency,
+        answer=one.answer_within_s,
+        hand=_say("by_hand") if one.by_hand else "",
+    )
 
 
 def down_line(one: Downtime) -> str:

@@ -73,7 +73,7 @@ def document(version: str) -> dict[str, Any]:
 
 def _operation(route: Route, schema: dict[type[Any], Any]) -> dict[str, Any]:
     operation: dict[str, Any] = {
-        "operationId": f"{route.endpoint.service}_{route.endpoint.verb}",
+        "operationId": route.operation or f"{route.endpoint.service}_{route.endpoint.verb}",
         "summary": route.summary,
         "tags": [route.endpoint.service],
         "parameters": _parameters(route.path, route.query),

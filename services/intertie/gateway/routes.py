@@ -65,6 +65,7 @@ from intertie.contracts.modes import (
     PoolQuery,
     RemoveDowntime,
 )
+from intertie.contracts.offerings import RequestBody
 from intertie.contracts.quarantine import QuarantineQuery, Reinterpret
 from intertie.contracts.site import CordonPool, SitesQuery, TaskType
 from intertie.contracts.usage import AgreeSpec, ReleaseSegment, SetAllowance, SpecsQuery, StatementQuery, SuspenseQuery
@@ -126,6 +127,8 @@ class Route:
     query: tuple[str, ...] = ()
     status: int = 200
     anonymous: bool = False
+    operation: str = ""
+    """Its name where another path asks the same endpoint; empty: the endpoint's."""
 
 
 def _submit(p: Parts) -> SubmitJob:
@@ -302,6 +305,14 @@ def _downtime(p: Parts) -> DeclareDowntime:
     return DeclareDowntime(**_pool_of(p), **msgspec.structs.asdict(p.parse(DowntimeBody)))
 
 
+def _request(p: Parts) -> SubmitJob:
+    body = p.parse(RequestBody)
+    spec = msgspec.structs.replace(body.spec, site=SiteName(p.path["site"]), offering=p.path["offering"], budget=body.budget)
+    return SubmitJob(
+        tenant=p.own_tenant(body.tenant), spec=spec, env=body.env, client_key=p.idempotency_key or mint("key"), dry_run=body.dry_run
+    )
+
+
 POOL_PATH = "/v1/sites/{site}/pools/{pool}"
 POOL_ROUTES: tuple[Route, ...] = (
     Route(
@@ -311,6 +322,16 @@ POOL_ROUTES: tuple[Route, ...] = (
         lambda p: PoolQuery(**_pool_of(p), limit=p.number("limit", 100, low=1, high=500)),
         "A pool, and all that was decided about it",
         query=("limit",),
+    ),
+    Route(
+        "POST",
+        "/v1/job-offerings/{site}/{offering}/requests",
+        e.SUBMIT,
+        _request,
+        "Ask a site's owner to run a job under one of their job offerings",
+        RequestBody,
+        status=201,
+        operation="scheduler_request",
     ),
     Route("PUT", f"{POOL_PATH}/mode", e.DECIDE_MODE, _decide_mode, "Decide a pool's mode by its two questions", ModeBody),
     Route("POST", f"{POOL_PATH}/phase", e.MOVE_PHASE, _move_phase, "Move a pool to its next phase", PhaseBody),
