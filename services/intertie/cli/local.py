@@ -20,6 +20,7 @@ from intertie.cli.local_owner import pause, reclaim, resume, show_status, statem
 from intertie.cli.local_texts import say_local
 from intertie.cli.out import EXIT_FAILED, ago, json_option, line, note, print_json, table
 from intertie.cli.out import local as clock_time
+from intertie.cli.proofs import probe
 from intertie.cli.requests import local_requests
 from intertie.contracts.local import LocalJob, LocalJobs, LocalLog, LocalStatus, LocalSubmit
 from intertie.errors import Refused
@@ -190,4 +191,5 @@ local.add_command(statement)
 
 
 local.add_command(drill)
+local.add_command(probe)
 local.add_command(local_requests)

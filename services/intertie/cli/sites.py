@@ -15,6 +15,7 @@ from intertie.cli.drill import drill_line
 from intertie.cli.leave import leave, receipt
 from intertie.cli.out import ago, json_option, line, local, note, print_json, reason_option, table
 from intertie.cli.pools import decided_lines
+from intertie.cli.proofs import proof, proof_lines, proofs_of
 from intertie.cli.session import connect
 from intertie.contracts.http import CloseBody, CordonBody
 from intertie.contracts.identity import Invited, InviteSite, SiteKeyRecord
@@ -157,6 +158,7 @@ def show(name: str, as_json: bool) -> None:
             line(f"clock offset {s.clock_offset_s:+.3f} s")
         if said := drill_line(s, reply.drill_max_age_days):
             line(said)
+    proven = proofs_of(connect(), name)
     for p in reply.pools:
         line(f"\n{p.site}/{p.pool}  {p.profile.mode}  {p.phase}  revision {p.profile.revision}")
         line(
@@ -171,6 +173,8 @@ def show(name: str, as_json: bool) -> None:
             for d in p.inventory.devices:
                 states[d.state] = states.get(d.state, 0) + 1
             line(f"  {', '.join(f'{n} {state}' for state, n in sorted(states.items()))}  ({ago(p.inventory_at)} old)")
+        for words in proof_lines(proven.get(p.pool)):
+            line(f"  {words}")
 
 
 def _cordon(name: str, pool: str | None, *, on: bool, drain: bool, reason: str) -> None:
@@ -238,4 +242,5 @@ def still_running(pools: Sequence[PoolRecord]) -> int | None:
 
 
 site.add_command(leave)
+site.add_command(proof)
 site.add_command(receipt)

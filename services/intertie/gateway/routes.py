@@ -66,6 +66,7 @@ from intertie.contracts.modes import (
     RemoveDowntime,
 )
 from intertie.contracts.offerings import RequestBody
+from intertie.contracts.probe import ProofsQuery
 from intertie.contracts.quarantine import QuarantineQuery, Reinterpret
 from intertie.contracts.site import CordonPool, SitesQuery, TaskType
 from intertie.contracts.usage import AgreeSpec, ReleaseSegment, SetAllowance, SpecsQuery, StatementQuery, SuspenseQuery
@@ -170,6 +171,11 @@ def _logs(p: Parts) -> LogsQuery:
 def _cordon(p: Parts) -> CordonPool:
     body = p.parse(CordonBody)
     return CordonPool(site=SiteName(p.path["site"]), pool=body.pool, on=body.on, drain=body.drain, reason=body.reason)
+
+
+def _proofs(p: Parts) -> ProofsQuery:
+    pool = p.query.get("pool")
+    return ProofsQuery(site=SiteName(p.path["site"]), pool=PoolName(pool) if pool else None, limit=p.number("limit", 8, low=1, high=100))
 
 
 def _sites(p: Parts) -> SitesQuery:
@@ -372,6 +378,7 @@ ROUTES: tuple[Route, ...] = (
     ),
     Route("POST", "/v1/attempts/{attempt}/close", e.CLOSE_ATTEMPT, _close_attempt, "Wait no longer for a silent site", CloseAttemptBody),
     Route("GET", "/v1/sites", e.SITES, _sites, "Sites and pools, by capability", query=("site", "accelerator", "task_type", "after")),
+    Route("GET", "/v1/sites/{site}/proofs", e.PROOFS, _proofs, "Probes and drift of a site's pools", query=("pool", "limit")),
     Route("POST", "/v1/sites/{site}/cordon", e.CORDON, _cordon, "No new work for a site or pool, or lift it", CordonBody),
     Route(
         "POST", "/v1/invitations", e.INVITE_SITE, lambda p: p.parse(InviteSite), "Invite a site: a one-time token", InviteSite, status=201
