@@ -17,7 +17,8 @@ from pathlib import Path
 
 from aiohttp import web
 
-from intertie.agent.adapters.process import ProcessAdapter, find_cgroups
+from intertie.agent.adapters.choose import adapter_of
+from intertie.agent.around import Around
 from intertie.agent.asks import Asks
 from intertie.agent.books import get_setting, put_setting
 from intertie.agent.config import VERSION, Folder, make_pools, node_name
@@ -69,6 +70,7 @@ from intertie.trust.login import SiteLogin
 LOG = log.get("agent")
 
 TICK_S = 1.0
+KEEPER_VERSION = "scheduler.version"
 
 
 class Agent:
@@ -95,7 +97,11 @@ class Agent:
         known = await self._known_gpus()
         source = build(self.folder.rules().telemetry, self.folder.root, self.clock, self._collector)
         self.telemetry = Telemetry(source, self.clock, self.node, known)
-        own = ProcessAdapter(self.folder.jobs, cgroups=find_cgroups())
+        chosen = adapter_of(self.folder, self.folder.rules(), self.clock)
+        own = chosen.adapter
+        self.around = (
+            Around(chosen.cluster, own, self.clock, self.profiles, chosen.every_s, self.beat) if chosen.cluster is not None else None
+        )
         self.machines = await machines_of(self.folder, self.joined, self.key, self.clock, self.node, own, self.profiles)
         self.site = Site(
             joined=self.joined,
@@ -111,6 +117,8 @@ class Agent:
             packs=self.folder.packs,
             rules=self.folder.rules(),
         )
+        self.site.keeper_version = lambda: self._keeper_version
+        self._keeper_version = int(await self.journal.read(lambda cursor: get_setting(cursor, KEEPER_VERSION)) or 1)
         self.site.room.spaces = lambda: spaces_of([self.folder.root, self.folder.jobs, self.folder.packs])
         self.site.may_start = self._rules_here
         self.alone = Alone(self.site, self._sight)
@@ -172,6 +180,9 @@ class Agent:
             await asyncio.sleep(max(0.05, self.site.settings.telemetry_beat_s * self.beat))
 
     async def _beat(self) -> None:
+        if self.around is not None:
+            await self._look_around(self.around)
+            return
         roots = await asyncio.to_thread(self.site.adapter.roots)
         before = dict(self.telemetry.known)
         seen = await self.telemetry.look(roots)
@@ -194,7 +205,19 @@ class Agent:
             for other in self.machines.samples(pools, self.site.books.holds, local, seen) if self.machines is not None else ():
                 await self.bus.publish(local_telemetry_subject(other.node), encode_sample(other))
 
+    async def _look_around(self, around: Around) -> None:
+        """As a beat, where devices are behind a queue of the site's own: its scheduler is looked at, at its owner's interval."""
+        seen = await around.look(self.site.books)
+        self.site.native = around.loads
+        await self.site.observe(seen, around.pools)
+        if self.lanes and self.bus.connected:
+            local = {attempt.id: attempt.local is not None for attempt in self.site.books.attempts.values()}
+            if (sample := around.sample(self.site.shown_pools(), self.site.books.holds, local)) is not None:
+                await self.bus.publish(local_telemetry_subject(sample.node), encode_sample(sample))
+
     def _pools(self, gpus: Sequence[Device]) -> list[Pool]:
+        if self.around is not None:
+            return list(self.around.pools)
         return make_pools(self.profiles, gpus, self.node) if self.machines is None else self.machines.pools(self.profiles, gpus)
 
     def _with_others(
@@ -217,9 +240,7 @@ class Agent:
     def _pools_seen(self, pools: Sequence[Pool] | None) -> Mapping[PoolName, PoolSeen]:
         shown = [pool for pool in pools or self.site.pools.values() if pool.profile.mode is not AccessMode.SERVICE]
         telemetry = self.telemetry
-        return pools_seen(
-            shown, telemetry.known.values(), telemetry.cards, self.site.seen, driver=telemetry.driver, agent_version=VERSION
-        )
+        return pools_seen(shown, telemetry.known.values(), telemetry.cards, self.site.seen, driver=telemetry.driver, agent_version=VERSION)
 
     async def tick(self) -> None:
         while True:
@@ -278,6 +299,9 @@ class Agent:
         await self.site.take(instructions, sent_boot_s=exchange.sent_boot_s, acknowledged=exchange.acknowledged)
 
     async def _answered(self, exchange: Exchange) -> None:
+        if exchange.synced.v != self._keeper_version:
+            await self.journal.write(put_setting(KEEPER_VERSION, str(exchange.synced.v)))
+            self._keeper_version = exchange.synced.v
         if exchange.synced.state is LaneState.OK:
             await self.site.answered(exchange.synced.lease_s, exchange.sent_boot_s)
 

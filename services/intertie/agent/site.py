@@ -62,7 +62,7 @@ from intertie.contracts.link import (
     Withdraw,
 )
 from intertie.contracts.observed import PoolSeen
-from intertie.contracts.site import AccessMode, DeviceKind, DeviceState, PoolInventory
+from intertie.contracts.site import AccessMode, DeviceKind, DeviceState, NativeLoad, PoolInventory
 from intertie.errors import Refused, Unavailable
 from intertie.ids import AttemptId, DeviceId, InstructionId, JobId, PoolName
 from intertie.link.journal import Build, NextSeq
@@ -96,6 +96,8 @@ class Site:
         self.joined, self.key = joined, key
         self.queue: NativeQueue | None = adapter if isinstance(adapter, NativeQueue) else None
         """A queue of the site's own, if its work goes through one."""
+        self.native: Mapping[PoolName, NativeLoad] = {}
+        """What its scheduler runs and queues of others."""
         self.keeper_version: Callable[[], int] = lambda: 1
         """The link version that the scheduler spoke last: what it does not know is not said to it."""
         self.journal, self.adapter, self.clock, self.transfer = journal, adapter, clock, transfer
@@ -614,6 +616,7 @@ class Site:
             facts=self.rules.tells.facts() if self.rules.tells else None,
             notes=self.books.notes,
         )
+        now = [msgspec.structs.replace(one, native=self.native.get(one.pool)) for one in now]
         now = veiled_pools(now, {name: pool.profile for name, pool in self.pools.items()}, self.books.attempts.values())
         now = [msgspec.structs.replace(one, seen=self.seen.get(one.pool)) for one in now]
         if now != self._told:

@@ -174,7 +174,7 @@ class Looks:
     async def look(self) -> None:
         """Ask for all that is followed, or is to end."""
         tags = list({*self._followed, *self._stopping})
-        began_s, before = self.clock.monotonic_s(), self._questions()
+        began_s, before = self.clock.monotonic_s(), self.questions()
         try:
             async with asyncio.timeout(ANSWER_S):
                 listing = await self.cluster.status(tags)
@@ -184,14 +184,15 @@ class Looks:
             self._listed(tags, listing)
         self._last_s = self.clock.monotonic_s()
         self._took_s = self._last_s - began_s
-        self.count(self._questions() - before)
+        self.count(self.questions() - before)
         self._tell()
         await self._stop_again()
 
     def count(self, questions: int) -> None:
         self._asked.append((self.clock.monotonic_s(), max(1, questions)))
 
-    def _questions(self) -> int:
+    def questions(self) -> int:
+        """Put to the scheduler so far, as far as the cluster counts them."""
         return self.cluster.questions if isinstance(self.cluster, Counted) else 0
 
     def _tell(self) -> None:
@@ -222,6 +223,11 @@ class Looks:
                 self._absent_since.setdefault(tag, self.clock.now())
             if job is not None and job.phase is NativePhase.ENDED:
                 self._stopping.pop(tag, None)
+
+    async def tidy(self) -> None:
+        """What was given up and is still in the queue: looked at although nobody waits for it."""
+        if self._stopping and self._task is None:
+            await self.look()
 
     async def _stop_again(self) -> None:
         now_s = self.clock.monotonic_s()
