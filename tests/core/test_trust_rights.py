@@ -26,6 +26,10 @@ pool.mode          a  .  .  s  .  .  .
 pool.phase         a  .  .  s  .  .  .
 pool.downtime      a  .  .  s  .  .  .
 pool.history       a  .  .  s  a  a  .
+offering.read      a  t  t  s  a  a  .
+call.make          .  t  t  .  .  .  .
+call.read          a  t  t  s  a  .  .
+call.seen          .  .  .  .  .  a  .
 audit.read         a  .  .  .  a  .  .
 audit.anchor       .  .  .  .  .  a  .
 drill.start        a  .  .  s  .  .  .
@@ -86,7 +90,7 @@ def outcome(who: Claims, action: str, tenant: TenantName | None, site: SiteName 
 
 def test_the_table_covers_every_action_of_every_endpoint_and_nothing_unknown() -> None:
     said = {endpoint.action for endpoint in ENDPOINTS if endpoint.action is not None}
-    assert set(TABLE) == said | {"work.upload", "work.download", "result.upload", "result.download"} == set(ROWS)
+    assert set(TABLE) == said | {"work.upload", "work.download", "result.upload", "result.download", "call.make"} == set(ROWS)
 
 
 @pytest.mark.parametrize(("action", "role", "letter"), CASES)

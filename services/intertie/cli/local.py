@@ -16,6 +16,7 @@ import click
 
 from intertie.cli.local_door import call, find_socket
 from intertie.cli.local_drill import drill
+from intertie.cli.local_endpoint import endpoint
 from intertie.cli.local_owner import pause, reclaim, resume, show_status, statement
 from intertie.cli.local_texts import say_local
 from intertie.cli.out import EXIT_FAILED, ago, json_option, line, note, print_json, table
@@ -191,5 +192,6 @@ local.add_command(statement)
 
 
 local.add_command(drill)
+local.add_command(endpoint)
 local.add_command(probe)
 local.add_command(local_requests)

@@ -7,9 +7,12 @@ from datetime import datetime
 from decimal import Decimal, InvalidOperation
 
 import click
+import msgspec
 
+from intertie.cli.calls import tell_calls
 from intertie.cli.out import json_option, line, local, note, outcome_text, print_json, table
 from intertie.cli.session import connect
+from intertie.contracts.call_offerings import CallPrice
 from intertie.contracts.site import DeviceKind
 from intertie.contracts.usage import (
     AgreeSpec,
@@ -51,12 +54,13 @@ def tell_statement(told: Statement) -> None:
     lang = language()
     kind = say("cli.provisional" if told.provisional else "cli.final", lang)
     line(say("cli.statement", lang, tenant=told.tenant, period=told.period, zone=told.time_zone, kind=kind))
-    if not told.lines:
+    if not told.lines and not told.calls:
         note(say("cli.no_lines", lang))
     for row in told.lines:
         line(f"\n{row.name}  {row.job}  {money_text(row.amount, told.currency)}")
         for number, book in enumerate(row.attempts, start=1):
             tell_book(number, book, row.attempts)
+    tell_calls(told)
     line("\n" + say("cli.total", lang, amount=money_text(told.total, told.currency)))
     if told.paid_by_others:
         line(say("cli.total_others", lang, amount=money_text(told.paid_by_others, told.currency)))
@@ -138,6 +142,24 @@ def read_price(text: str) -> Price:
     return price
 
 
+def read_call_price(text: str) -> CallPrice:
+    """`lab/chat:per_1m_input=2.00,per_1m_output=6.00`; without SITE/NAME it is every offering's."""
+    offering, colon, parts = text.rpartition(":")
+    amounts: dict[str, Decimal] = {}
+    try:
+        for part in parts.split(","):
+            name, equals, amount = part.partition("=")
+            if not equals or name not in ("per_call", "per_1m_input", "per_1m_output", "per_second"):
+                raise ValueError(f"{part!r} is no part of a price")
+            amounts[name] = Decimal(amount)
+            if not amounts[name].is_finite() or amounts[name] < 0:
+                raise ValueError(f"{amount!r} is not an amount")
+    except (ValueError, InvalidOperation) as err:
+        how = "write [SITE/NAME:]PART=AMOUNT[,…], PART one of per_call, per_1m_input, per_1m_output, per_second"
+        raise click.UsageError(f"--call-price {text!r}: {how} ({err})") from err
+    return msgspec.convert({"offering": offering, **amounts}, CallPrice)
+
+
 @meterspec.command()
 @click.option("--title", required=True, help="What people call the agreement.")
 @click.option("--provider", default="platform", show_default=True, help="`platform`, or a site's name.")
@@ -146,6 +168,12 @@ def read_price(text: str) -> Price:
 )
 @click.option("--currency", default="CNY", show_default=True, help="Three letters of ISO 4217.")
 @click.option("--price", "prices", multiple=True, required=True, help="KIND[:MODEL]=AMOUNT per device-hour; may be repeated.")
+@click.option(
+    "--call-price",
+    "call_prices",
+    multiple=True,
+    help="[SITE/NAME:]PART=AMOUNT[,…] of a call, such as lab/chat:per_1m_output=6.00; may be repeated.",
+)
 @click.option(
     "--charge", "phases", multiple=True, type=click.Choice([p.value for p in UsagePhase]), help="Clocks that cost money (default: run)."
 )
@@ -167,6 +195,7 @@ def agree(
     consumer: str,
     currency: str,
     prices: tuple[str, ...],
+    call_prices: tuple[str, ...],
     phases: tuple[str, ...],
     payers: tuple[str, ...],
     rounding: str,
@@ -199,6 +228,7 @@ def agree(
         minimum_us=minimum_s * 1_000_000,
         time_zone=time_zone,
         effective_from=effective,
+        call_prices=[read_call_price(p) for p in call_prices],
     )
     spec = connect().post("/v1/meter-specs", MeterSpec, body)
     if as_json:

@@ -117,8 +117,12 @@ class Calls:
         return CallsReply(calls=told, next=told[-1].call if told and more else "")
 
     async def attainment(self, query: AttainmentQuery, caller: Caller) -> Attainment:
-        """Promise against measurement, of one month of the platform's time zone."""
-        rights.scope(caller.claims, "offering.read")
+        """Promise against measurement, of one month of the platform's time zone; a tenant's only where it has called."""
+        seen = rights.scope(caller.claims, "offering.read")
+        if not seen.covers(site=query.site):
+            own = CallsQuery(tenant=seen.tenant, site=query.site, offering=query.offering, limit=1)
+            if seen.tenant is None or not await self._store.find(own):
+                raise rights.not_found()
         month = query.month or period_of(self._clock.now(), DEFAULT_ZONE)
         found = await self._store.attained(query.site, query.offering, *bounds(month, DEFAULT_ZONE))
         judged = found.answered + found.failed
