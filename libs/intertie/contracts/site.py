@@ -95,6 +95,9 @@ class PoolProfile(Contract, frozen=True, kw_only=True):
     storage: str = ""
     devices: list[DeviceId] = []
     """The cards of this pool by UUID, where the site has several pools of one model; empty: those of its model."""
+    share_milli: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 1000
+    """Thousandths of a card that one device of this pool is, where they are slices of cards: by compute or by memory, as the owner's agreements say.
+    What is used is measured in these; the model names the slice, so that either share can be told again."""
     revision: NonNegative = 0
     declared_by: str = ""
 

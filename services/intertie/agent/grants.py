@@ -164,6 +164,7 @@ class Grants:
             pool=pool.name,
             kind=pool.kind,
             model="" if pool.kind is DeviceKind.SLOT else pool.profile.accelerator,
+            share_milli=pool.profile.share_milli,
             devices=[],
             spec=spec,
             account=account,

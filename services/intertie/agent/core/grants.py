@@ -86,7 +86,7 @@ def devices_held(grant: IslandedGrant, attempts: Iterable[Attempt]) -> int:
 def quantity_used(grant: IslandedGrant, stand: Stand) -> int:
     """What was taken by the allowance in this absence: ended work as it ran, open work as long as it may."""
     mine = (a for a in stand.attempts if a.id in stand.by_grant and a.tenant == grant.tenant and a.kind is grant.kind)
-    return sum(1_000 * len(a.devices) * _us(a) for a in mine)
+    return sum(a.share_milli * len(a.devices) * _us(a) for a in mine)
 
 
 def _us(attempt: Attempt) -> int:

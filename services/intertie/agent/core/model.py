@@ -122,6 +122,8 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     pool: PoolName
     kind: DeviceKind
     model: str = ""
+    share_milli: int = 1000
+    """Thousandths of a card that each of its devices is."""
     devices: list[DeviceId]
     spec: JobSpec
     account: str

@@ -95,6 +95,7 @@ def judge(body: OfferBody, terms: Terms, books: Books, *, sent_boot_s: float, ke
             pool=body.pool,
             kind=pool.kind,
             model="" if pool.kind is DeviceKind.SLOT else pool.profile.accelerator,
+            share_milli=pool.profile.share_milli,
             devices=list(body.devices),
             spec=body.spec,
             account=body.account,

@@ -225,7 +225,7 @@ def segments(attempt: Attempt, site: SiteName, spans: Sequence[Span], *, after: 
             kind=attempt.kind,
             model=attempt.model,
             devices=told_devices(attempt),
-            quantity_milli=1000 * len(attempt.devices),
+            quantity_milli=attempt.share_milli * len(attempt.devices),
             start=fixed.utc + timedelta(microseconds=span.start_us),
             end=fixed.utc + timedelta(microseconds=span.end_us),
             last=final and index == len(spans) - 1,
@@ -240,6 +240,6 @@ def segments(attempt: Attempt, site: SiteName, spans: Sequence[Span], *, after: 
 
 def counts(attempt: Attempt, spans: Sequence[Span], cut: Cut | None = None) -> Counts:
     """Of these spans and of what was journalled before them."""
-    quantity = 1000 * len(attempt.devices)
+    quantity = attempt.share_milli * len(attempt.devices)
     earlier = (cut.segments, cut.quantity_milli_us) if cut is not None else (0, 0)
     return Counts(earlier[0] + len(spans), earlier[1] + sum(quantity * (span.end_us - span.start_us) for span in spans))

@@ -78,6 +78,13 @@ def _task_types(profile: PoolProfile) -> Objection:
     return None
 
 
+def _share(profile: PoolProfile) -> Objection:
+    """A whole card is a thousand; a slot is no part of one."""
+    if profile.accelerator == NO_ACCELERATOR and profile.share_milli != 1000:
+        return _refusal("share", profile, "gives CPU slots a share of a card", "leave share_milli out")
+    return None
+
+
 def _lendable(profile: PoolProfile) -> Objection:
     if profile.lendable.devices > profile.count:
         text = f"lends {profile.lendable.devices} of {profile.count} devices"
@@ -101,6 +108,7 @@ LADDER: Sequence[Callable[[PoolProfile], Objection]] = (
     _memory,
     _interconnect,
     _task_types,
+    _share,
     _lendable,
     _windows,
 )
