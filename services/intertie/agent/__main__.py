@@ -176,6 +176,24 @@ def node_run(data: Path) -> None:
     sys.exit(run_main("node", lambda environ: room.run(folder, environ), version=VERSION))
 
 
+@cli.group(name="kubernetes")
+def kubernetes_group() -> None:
+    """A Kubernetes cluster as this site: what its owner applies."""
+
+
+@kubernetes_group.command(name="manifests")
+@DATA
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON list instead of YAML.")
+def kubernetes_manifests(data: Path, as_json: bool) -> None:
+    """Print namespaces, quotas, network policies, accounts and the agent's rights for [kubernetes] of site.toml: pipe it to kubectl apply -f -"""
+    from intertie.agent.kubernetes.core.owner import printed
+
+    try:
+        click.echo(printed(Folder(data.resolve()).rules().kubernetes, as_json=as_json), nl=False)
+    except IntertieError as err:
+        _fail(err)
+
+
 async def _join(data: Path, hub: str, token: str, profile: Path | None, interconnect: str, slots: int | None) -> str:
     from intertie.agent import join as room
 

@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from intertie.agent.kubernetes.core.manifest import LABEL_MANAGED, MANAGED
-from intertie.agent.kubernetes.core.settings import KubernetesRules, Namespace
+from intertie.agent.kubernetes.core.settings import KubernetesRules, Namespace, checked
+from intertie.errors import Refused
 
 VERBS: Mapping[tuple[str, str], tuple[str, ...]] = {
     # (API group, resource) in each tenant's namespace: why.
@@ -83,6 +84,20 @@ def _binding(kind: str, name: str, role: str, rules: KubernetesRules, namespace:
 
 def _rules(verbs: Mapping[tuple[str, str], Sequence[str]]) -> list[dict[str, Any]]:
     return [{"apiGroups": [group], "resources": [resource], "verbs": list(allowed)} for (group, resource), allowed in verbs.items()]
+
+
+def printed(rules: KubernetesRules | None, *, as_json: bool = False) -> str:
+    """For `kubectl apply -f -`. `Refused` if site.toml says nothing of a cluster, or what cannot be."""
+    if rules is None or not rules.namespaces:
+        raise Refused(
+            "kubernetes.settings",
+            "site.toml names no namespace that is given to the federation",
+            next_step="add [kubernetes] and [kubernetes.namespaces.NAME]; ops/docs/kubernetes.md shows them",
+        )
+    objects = manifests(checked(rules))
+    if as_json:
+        return json.dumps({"apiVersion": "v1", "kind": "List", "items": objects}, indent=2) + "\n"
+    return as_yaml(objects)
 
 
 def as_yaml(objects: Sequence[Mapping[str, Any]]) -> str:
