@@ -22,6 +22,7 @@ from intertie.agent.slurm.core.records import (
     SACCT,
     Booked,
     Queued,
+    parse_codes,
     parse_job,
     parse_nodes,
     parse_partitions,
@@ -261,7 +262,7 @@ def test_br_003_who_cancelled_is_kept() -> None:
     found = parse_state("CANCELLED by 10042")
     assert (found.word, found.phase, found.by_uid) == ("CANCELLED", NativePhase.ENDED, 10042)
     row = booked(f"48211|48211|lab|iso|a|gpu|CANCELLED by 10042|0:0|{T0}|None|{T0 + 4}|0|00:00:00|||n|/w|")
-    end = judge.ended_as(row.state, row.exit, row.started, row.ended)
+    end = judge.ended_as(row.state, row.exit, ran=bool(row.nodes))
     assert (end.outcome, end.code, row.started, row.elapsed_us) == (NativeOutcome.NEVER_STARTED, None, None, 0)
     assert "10042" in end.text
 
@@ -501,15 +502,31 @@ ENDS = (
 def test_exit_137_a_kill_memory_and_wall_time_are_four_ends(
     state: str, code: str, outcome: NativeOutcome, number: int | None, signal: int | None
 ) -> None:
-    at = datetime.fromtimestamp(T0, UTC)
-    end = judge.ended_as(parse_state(state), parse_exit(code), at, at)
+    end = judge.ended_as(parse_state(state), parse_exit(code), ran=True)
     assert (end.outcome, end.code, end.signal) == (outcome, number, signal)
 
 
 def test_a_deadline_that_passed_in_the_queue_never_started() -> None:
-    at = datetime.fromtimestamp(T0, UTC)
-    assert judge.ended_as(parse_state("DL"), None, None, at).outcome is NativeOutcome.NEVER_STARTED
-    assert judge.ended_as(parse_state("DL"), None, at, at).outcome is NativeOutcome.WALL_LIMIT
+    assert judge.ended_as(parse_state("DL"), None, ran=False).outcome is NativeOutcome.NEVER_STARTED
+    assert judge.ended_as(parse_state("DL"), None, ran=True).outcome is NativeOutcome.WALL_LIMIT
+
+
+def test_the_accounting_does_not_tell_9_from_137_and_the_queue_does() -> None:
+    """Seen on 22.05: sacct prints `9:0` for either; squeue keeps wait(2)'s status."""
+    run = booked(f"5|5|lab|iso|a|p|FAILED|9:0|{T0}|{T0}|{T0}|0|0|cpu=1|n1|x|/w|")
+    end = judge.ended_as(run.state, run.exit, ran=True)
+    assert (end.outcome, end.code) == (NativeOutcome.EXITED, None)
+    assert "9 or 137" in end.text
+    codes = parse_codes(b"       1       35072\n       2        2304\n  x y\n       3     9999999\n")
+    assert codes == {1: ExitCode(137, 0), 2: ExitCode(9, 0)}
+    assert judge.of_books([run], Tag(AttemptId("att-1")), "lab", codes[1]).end == judge.ended_as(run.state, codes[1], ran=True)
+
+
+def test_a_job_whose_folder_cannot_be_used_could_not_be_launched() -> None:
+    """Seen on 22.05: `0:53`, Slurm's error 4021 read as a wait status."""
+    end = judge.ended_as(parse_state("FAILED"), parse_exit("0:53"), ran=True)
+    assert end.outcome is NativeOutcome.LAUNCH_FAILED
+    assert from_wait_status(4021).launch_failed
 
 
 def test_a_job_that_was_put_back_is_one_job_with_restarts() -> None:

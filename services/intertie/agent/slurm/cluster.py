@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from pathlib import PurePath
 
@@ -27,6 +27,7 @@ from intertie.agent.adapters.port import (
 )
 from intertie.agent.slurm.commands import Slurm
 from intertie.agent.slurm.core import judge
+from intertie.agent.slurm.core.names import ExitCode
 from intertie.agent.slurm.core.records import Bad, Booked, Node, Queued, Read
 from intertie.agent.slurm.core.request import Request, request_of
 from intertie.agent.slurm.core.rules import Become, SlurmRules, partitions
@@ -44,8 +45,6 @@ LOG = log.get("agent.slurm")
 SHARE = 20
 # After a submit whose answer was lost, looks for its tag before that is all that can be said; slurmctld shows a job that it took at once.
 UNSURE_LOOKS, UNSURE_S = 3, 1.0
-# Questions for single jobs in one look, while the accounting lags: a burst of ends waits for the next look.
-MOST_SINGLE = 50
 # Native ids remembered, to ask the accounting by them.
 MOST_KNOWN = 20_000
 
@@ -222,29 +221,37 @@ class SlurmCluster:
         except Unavailable as err:
             books, trouble = Read(()), f"accounting is away: {err.text}"
         booked = judge.by_tag(books.rows, self._ours(known.values()))
-        single = 0
+        codes = await self._codes(owed)
         for tag, held in owed.items():
             runs = [row for row in booked.get(tag, ()) if isinstance(row, Booked) and self._may_be(row, known[tag])]
-            job = self._of_runs(runs)
+            job = self._of_runs(runs, codes.get(held[-1].number) if held else None)
             if job is not None and job.phase is NativePhase.ENDED:
                 known[tag].over = found[tag] = job
                 self._hint(known[tag], runs)
-            elif held and single < MOST_SINGLE:
-                single += 1
-                found[tag] = await self._by_memory(held)
-            elif job is not None and job.phase is not NativePhase.ENDED and not held:
+            elif held:
+                found[tag] = self._by_memory(held[-1], codes)
+            elif job is not None:
                 # The books still say that it lives, and the queue does not show it: they lag, in either direction.
                 trouble = trouble or f"the queue does not show job {job.native_id}, and the accounting has no end of it"
         return found, trouble
 
-    def _of_runs(self, runs: Sequence[Booked]) -> NativeJob | None:
+    async def _codes(self, owed: Mapping[AttemptId, Sequence[Queued]]) -> Mapping[int, ExitCode]:
+        """What the queue remembers of those that it shows as ended."""
+        rows = [held[-1] for held in owed.values() if held]
+        told = {row.number: row.exit for row in rows if row.exit is not None}
+        if lacking := [row.number for row in rows if row.exit is None]:
+            told |= await self.slurm.codes(lacking)
+        return told
+
+    def _of_runs(self, runs: Sequence[Booked], code: ExitCode | None = None) -> NativeJob | None:
         """Runs of one tag: those of one native job are its restarts."""
         if not runs:
             return None
         jobs = dict[tuple[int, str], list[Booked]]()
         for run in runs:
             jobs.setdefault((run.number, run.cluster), []).append(run)
-        return judge.chosen([judge.of_books(same, self._tag_of(same[-1]), self._name) for same in jobs.values()])
+        code = code if len(jobs) == 1 else None
+        return judge.chosen([judge.of_books(same, self._tag_of(same[-1]), self._name, code) for same in jobs.values()])
 
     async def _books(self, owed: Mapping[AttemptId, Sequence[Queued]], known: Mapping[AttemptId, Known]) -> Read[Booked]:
         """One question: by ids where all are known, else by the accounts that work runs as."""
@@ -257,14 +264,12 @@ class SlurmCluster:
         users = {known[tag].account for tag in owed if known[tag].account} | set(self.rules.accounts)
         return await self.slurm.books(oldest, None, users=users)
 
-    async def _by_memory(self, held: Sequence[Queued]) -> NativeJob:
-        """An end that the queue shows and the books lack: its exit code stands in the queue's memory of that job. Without it the end is not told yet."""
-        row = held[-1]
-        job = judge.of_queue(row, self._tag_of(row), self._name)
-        told = row if row.exit is not None else await self.slurm.job(row.number)
-        if told is not None and judge.same_job(told, row) and told.state.phase is NativePhase.ENDED and told.exit is not None:
-            return judge.of_queue(told, self._tag_of(row), self._name)
-        return _unfinished(job)
+    def _by_memory(self, row: Queued, codes: Mapping[int, ExitCode]) -> NativeJob:
+        """An end that the queue shows and the books lack. Without its exit code the end is not told yet."""
+        code = row.exit or codes.get(row.number)
+        if code is None:
+            return _unfinished(judge.of_queue(row, self._tag_of(row), self._name))
+        return judge.of_queue(replace(row, exit=code), self._tag_of(row), self._name)
 
     # --- submitting ---
 

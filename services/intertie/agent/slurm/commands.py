@@ -5,13 +5,14 @@ Each method is one question to slurmctld or slurmdbd, and is counted: what looki
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Protocol
 
-from intertie.agent.slurm.core.names import parse_submitted
+from intertie.agent.slurm.core.names import ExitCode, parse_submitted
 from intertie.agent.slurm.core.records import (
+    EXIT_FORMAT,
     FIELD,
     SACCT,
     SQUEUE_FORMAT,
@@ -19,6 +20,7 @@ from intertie.agent.slurm.core.records import (
     Node,
     Queued,
     Read,
+    parse_codes,
     parse_job,
     parse_nodes,
     parse_sacct,
@@ -47,6 +49,10 @@ class Slurm(Protocol):
 
     async def job(self, number: int) -> Queued | None:
         """The queue's own memory of one job; None if it has none."""
+        ...
+
+    async def codes(self, numbers: Collection[int]) -> Mapping[int, ExitCode]:
+        """How these ended, as far as the queue remembers them: one question for all."""
         ...
 
     async def nodes(self) -> Read[Node]: ...
@@ -127,6 +133,12 @@ class Commands:
             raise self._failed("scontrol", done)
         rows = parse_job(done.out).rows
         return rows[0] if rows else None
+
+    async def codes(self, numbers: Collection[int]) -> Mapping[int, ExitCode]:
+        listed = ",".join(str(one) for one in sorted(numbers))
+        done = await self._run(("squeue", *self._where, "--noheader", "--states=all", f"--jobs={listed}", f"--Format={EXIT_FORMAT}"))
+        # A single id that the queue has forgotten is an error to squeue, several are none: neither is one to us.
+        return parse_codes(done.out)
 
     async def nodes(self) -> Read[Node]:
         return parse_nodes(await self._ask("scontrol", *self._where, "--oneliner", "--details", "show", "node"))

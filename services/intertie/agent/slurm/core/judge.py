@@ -11,7 +11,7 @@ from datetime import datetime
 from pathlib import PurePath
 
 from intertie.agent.adapters.port import Accounted, NativeEnd, NativeJob, NativeOutcome, NativePhase
-from intertie.agent.slurm.core.names import ExitCode
+from intertie.agent.slurm.core.names import OOM_MARK, ExitCode
 from intertie.agent.slurm.core.records import Booked, Queued
 from intertie.agent.slurm.core.states import JobState
 from intertie.agent.slurm.core.tags import Tag, read_tag, tag_of_folder
@@ -34,25 +34,26 @@ class Ours:
         return read_tag(row.comment) or tag_of_folder(row.folder, self.root)
 
 
-def ended_as(state: JobState, code: ExitCode | None, started: datetime | None, ended: datetime | None) -> NativeEnd:
-    """How it ended. A shell's 137 stays an exit code: only Slurm's own word makes it a signal or a lack of memory."""
+def ended_as(state: JobState, code: ExitCode | None, *, ran: bool) -> NativeEnd:
+    """How it ended. A shell's 137 stays an exit code: only Slurm's own word makes it a signal or a lack of memory.
+
+    `ran`: it had nodes. A job that was cancelled while it waited has a start in the books, its end, and no nodes."""
     assert state.phase is NativePhase.ENDED
     text = state.word if state.by_uid is None else f"{state.word} by uid {state.by_uid}"
     outcome = state.outcome or NativeOutcome.UNKNOWN
-    number = code.code if code is not None else None
     signal = (code.signal or None) if code is not None else None
     match state.word:
-        case "CANCELLED" | "DEADLINE" | "PREEMPTED" if started is None:
+        case "CANCELLED" | "DEADLINE" | "PREEMPTED" if not ran:
             return NativeEnd(NativeOutcome.NEVER_STARTED, text=text)
         case "DEADLINE":
             # Submitted with a deadline of start plus time limit: what ran until then has reached its limit.
             return NativeEnd(NativeOutcome.WALL_LIMIT, text=text)
         case "COMPLETED":
-            return NativeEnd(NativeOutcome.EXITED, code=number or 0, text=text)
+            return NativeEnd(NativeOutcome.EXITED, code=code.code if code is not None else 0, text=text)
         case "FAILED":
             return _failed(code, text)
         case "CANCELLED" | "OUT_OF_MEMORY" | "TIMEOUT" | "PREEMPTED":
-            return NativeEnd(outcome, signal=None if signal == 125 else signal, text=text)
+            return NativeEnd(outcome, signal=None if signal == OOM_MARK else signal, text=text)
         case _:
             return NativeEnd(outcome, text=text)
 
@@ -62,10 +63,18 @@ def _failed(code: ExitCode | None, text: str) -> NativeEnd:
         return NativeEnd(NativeOutcome.UNKNOWN, text=text)
     if code.out_of_memory:
         return NativeEnd(NativeOutcome.OUT_OF_MEMORY, text=text)
+    if code.launch_failed:
+        return NativeEnd(
+            NativeOutcome.LAUNCH_FAILED, text=f"{text}: it could not be launched (its folder or its output file cannot be used)"
+        )
     if code.signal:
         return NativeEnd(NativeOutcome.SIGNALLED, signal=code.signal, text=text)
     if code.code == 0:
         return NativeEnd(NativeOutcome.UNKNOWN, text=f"{text} with exit code 0")
+    if not code.exact:
+        return NativeEnd(
+            NativeOutcome.EXITED, text=f"{text} with exit code {code.code} or {code.code + 128}: the accounting does not tell them apart"
+        )
     return NativeEnd(NativeOutcome.EXITED, code=code.code, text=text)
 
 
@@ -75,7 +84,7 @@ def of_queue(row: Queued, tag: Tag, cluster: str) -> NativeJob:
     waits = phase in (NativePhase.QUEUED, NativePhase.UNKNOWN)
     end = None
     if phase is NativePhase.ENDED:
-        end = ended_as(row.state, row.exit, row.started, row.ended)
+        end = ended_as(row.state, row.exit, ran=bool(row.nodes))
     return NativeJob(
         tag=tag.attempt,
         cluster=row.cluster or cluster,
@@ -85,7 +94,7 @@ def of_queue(row: Queued, tag: Tag, cluster: str) -> NativeJob:
         reason="" if row.reason.word == "None" else row.reason.word,
         generation=tag.generation,
         submitted=row.submitted,
-        started=None if waits else row.started,
+        started=None if waits or not row.nodes else row.started,
         ended=row.ended if phase is NativePhase.ENDED else None,
         restarts=row.restarts,
         nodes=row.nodes,
@@ -94,8 +103,8 @@ def of_queue(row: Queued, tag: Tag, cluster: str) -> NativeJob:
     )
 
 
-def of_books(runs: Sequence[Booked], tag: Tag, cluster: str) -> NativeJob:
-    """Of the runs of one job, oldest first: the last one says what it is, the ones before are its restarts."""
+def of_books(runs: Sequence[Booked], tag: Tag, cluster: str, code: ExitCode | None = None) -> NativeJob:
+    """Of the runs of one job, oldest first: the last one says what it is, the ones before are its restarts. `code`: as the queue remembers it, whole."""
     last = runs[-1]
     phase = last.state.phase
     return NativeJob(
@@ -106,12 +115,12 @@ def of_books(runs: Sequence[Booked], tag: Tag, cluster: str) -> NativeJob:
         state=last.state.word,
         generation=tag.generation,
         submitted=last.submitted,
-        started=last.started,
+        started=last.started if last.nodes else None,
         ended=last.ended if phase is NativePhase.ENDED else None,
         suspended_us=last.suspended_us or 0,
         restarts=len(runs) - 1,
         nodes=last.nodes,
-        end=ended_as(last.state, last.exit, last.started, last.ended) if phase is NativePhase.ENDED else None,
+        end=ended_as(last.state, code or last.exit, ran=bool(last.nodes)) if phase is NativePhase.ENDED else None,
         warning=last.state.warning or last.warning,
     )
 
@@ -156,7 +165,7 @@ def accounted(runs: Iterable[Booked], ours: Ours, start: datetime, end: datetime
     for run in sorted(runs, key=lambda run: (run.started is None, run.started or run.submitted or end)):
         restarts = before.get((run.cluster, run.number), 0)
         before[(run.cluster, run.number)] = restarts + 1
-        if run.started is None or run.started >= end or (run.ended is not None and run.ended < start):
+        if run.started is None or not run.nodes or run.started >= end or (run.ended is not None and run.ended < start):
             continue
         tag = ours.tag(run)
         models = [model for model, count in run.tres.models.items() if count]
@@ -176,7 +185,7 @@ def accounted(runs: Iterable[Booked], ours: Ours, start: datetime, end: datetime
                 user=run.user,
                 nodes=run.nodes,
                 restarts=restarts,
-                end=ended_as(run.state, run.exit, run.started, run.ended) if run.state.phase is NativePhase.ENDED else None,
+                end=ended_as(run.state, run.exit, ran=True) if run.state.phase is NativePhase.ENDED else None,
             )
         )
     return found

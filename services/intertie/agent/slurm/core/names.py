@@ -21,6 +21,8 @@ _EXIT = re.compile(r"(\d{1,5}):(\d{1,3})\Z", re.ASCII)
 MOST_HOSTS = 65_536
 # Slurm's own mark for "the out-of-memory killer took it": signal 125 (slurm_errno.h and signal tables have no such signal).
 OOM_MARK = 125
+# Slurm's error 4021, "the job could not be launched", read as a wait status.
+LAUNCH_MARK = 53
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,19 +88,28 @@ class ExitCode:
 
     code: int
     signal: int
+    exact: bool = True
+    """False of an exit code in the accounting's text: sacct takes 128 off what is above it, so that its `9` is 9 or 137."""
 
     @property
     def out_of_memory(self) -> bool:
         return self.signal == OOM_MARK
 
+    @property
+    def launch_failed(self) -> bool:
+        """Slurm keeps its own error number where the status would be: 4021 reads as signal 53, which no job was sent."""
+        return self.signal == LAUNCH_MARK
 
-def parse_exit(text: str) -> ExitCode | None:
+
+def parse_exit(text: str, *, booked: bool = False) -> ExitCode | None:
+    """`7:0`. `booked`: as sacct prints it."""
     if is_nothing(text):
         return None
     match = _EXIT.match(text.strip())
     if match is None or int(match[1]) > 255 or int(match[2]) > 127:
         raise Unreadable("exit code", text)
-    return ExitCode(int(match[1]), int(match[2]))
+    code, signal = int(match[1]), int(match[2])
+    return ExitCode(code, signal, exact=not (booked and 0 < code < 128))
 
 
 def from_wait_status(status: int) -> ExitCode:

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Generic, TypeVar
 
 from intertie.agent.slurm.core.amounts import Gres, Tres, parse_gres, parse_tres
-from intertie.agent.slurm.core.names import ExitCode, JobRef, parse_exit, parse_hosts, parse_ref
+from intertie.agent.slurm.core.names import ExitCode, JobRef, from_wait_status, parse_exit, parse_hosts, parse_ref
 from intertie.agent.slurm.core.states import JobState, NodeState, Reason, parse_node_state, parse_reason, parse_state
 from intertie.agent.slurm.core.times import Limit, parse_elapsed, parse_instant, parse_limit
 from intertie.agent.slurm.core.words import Unreadable, is_nothing
@@ -166,6 +166,22 @@ def _word(text: str) -> str:
     return "" if is_nothing(text) else text.strip()
 
 
+EXIT_FORMAT = "JobID:.20,exit_code:.20"
+
+
+def parse_codes(output: bytes) -> Mapping[int, ExitCode]:
+    """`squeue -O EXIT_FORMAT`: job id → how it ended, whole, from the wait status that the queue keeps. Lines that are none say nothing."""
+    found = dict[int, ExitCode]()
+    for line in output.decode("utf-8", errors="replace").splitlines():
+        words = line.split()
+        if len(words) == 2 and all(re.fullmatch(r"\d{1,10}", word, re.ASCII) for word in words):
+            try:
+                found[int(words[0])] = from_wait_status(int(words[1]))
+            except Unreadable:
+                continue
+    return found
+
+
 # --- sacct -------------------------------------------------------------------------------------------------------------------------------
 
 SACCT = (
@@ -224,7 +240,7 @@ def _booked(fields: Sequence[str], zone: tzinfo | None) -> Booked:
         account=_word(account),
         partition=_word(partition),
         state=parse_state(state),
-        exit=parse_exit(code),
+        exit=parse_exit(code, booked=True),
         submitted=parse_instant(submit, zone),
         started=started,
         ended=ended,
