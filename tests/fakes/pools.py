@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -122,12 +122,13 @@ class HeadWorld:
         await node.close()
 
 
-async def until(said: object, *, seconds: float = 45.0) -> None:
-    """Until `said()` is true."""
-    assert callable(said)
-    async with asyncio.timeout(seconds):
-        while not said():
-            await asyncio.sleep(0.02)
+async def until(true: Callable[[], bool], *, seconds: float = 45.0) -> None:
+    """Until it is so."""
+    loop = asyncio.get_running_loop()
+    end = loop.time() + seconds
+    while not true():
+        assert loop.time() < end, "not in time"
+        await asyncio.sleep(0.02)
 
 
 @asynccontextmanager
