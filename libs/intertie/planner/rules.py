@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from intertie.contracts.job import Rejection, WaitReason
-from intertie.contracts.site import AccessMode, DeviceKind, DeviceState, Freshness, Phase
+from intertie.contracts.site import AccessMode, DeviceKind, Freshness, Phase
 from intertie.planner import requests
 from intertie.planner.model import DeviceView, PoolView, QueuedJob
 from intertie.planner.room import HEALTHY, Room
@@ -143,8 +143,6 @@ def _count(job: QueuedJob, pool: PoolView, _: Room) -> Finding | None:
 
 
 def _lent_in_all(job: QueuedJob, pool: PoolView, _: Room) -> Finding | None:
-    if job.offering:
-        return None
     wanted, lent = job.resources.count, pool.profile.lendable.devices
     if wanted <= lent:
         return None
@@ -312,9 +310,7 @@ def _condition(_: QueuedJob, pool: PoolView, __: Room) -> Finding | None:
     return Finding(f"{pool.site} takes no new work now: {pool.condition}", needed="room for work", found="none")
 
 
-def _window(job: QueuedJob, pool: PoolView, _: Room) -> Finding | None:
-    if job.offering:
-        return None
+def _window(_: QueuedJob, pool: PoolView, __: Room) -> Finding | None:
     if pool.lending_now:
         return None
     windows = ", ".join(pool.profile.lendable.windows)
@@ -328,8 +324,6 @@ def device_states(pool: PoolView, kind: DeviceKind) -> str:
 
 
 def _unhealthy(job: QueuedJob, pool: PoolView, _: Room) -> Finding | None:
-    if job.offering:
-        return None
     kind = job.resources.kind
     healthy = sum(1 for d in pool.devices if d.kind is kind and _is_well(d))
     if healthy >= job.resources.count:
@@ -374,8 +368,6 @@ def _one_node(job: QueuedJob, pool: PoolView, room: Room) -> Finding | None:
 
 
 def _free(job: QueuedJob, pool: PoolView, room: Room) -> Finding | None:
-    if job.offering:
-        return None
     kind = job.resources.kind
     free = len(room.free(pool, kind))
     if free >= job.resources.count:
@@ -388,8 +380,6 @@ def _free(job: QueuedJob, pool: PoolView, room: Room) -> Finding | None:
 
 
 def _lent_now(job: QueuedJob, pool: PoolView, room: Room) -> Finding | None:
-    if job.offering:
-        return None
     lent, held = pool.profile.lendable.devices, room.held(pool)
     if held + job.resources.count <= lent:
         return None
@@ -464,12 +454,16 @@ RULES: Sequence[Rule] = (
 LASTING: Sequence[Rule] = tuple(rule for rule in RULES if rule.lasting)
 PASSING: Sequence[Rule] = tuple(rule for rule in RULES if not rule.lasting)
 """The ladder in its two halves; every lasting rule stands before every passing one."""
+OF_CARDS = frozenset({"lent_in_all", "lending_window", "devices_unhealthy", "reserved", "no_free_device", "one_node", "lendable_share"})
+"""Rules that look at a pool's cards, which of a request is its owner's business."""
 REASONS = {rule.name: rule.reason for rule in RULES}
 
 
 def reject(job: QueuedJob, pool: PoolView, room: Room, rules: Sequence[Rule] = RULES) -> Rejection | None:
     """The first rule that rejects the pool for the job; None if none does."""
     for rule in rules:
+        if job.offering and rule.name in OF_CARDS:
+            continue
         finding = rule.judge(job, pool, room)
         if finding is not None:
             return Rejection(site=pool.site, pool=pool.pool, rule=rule.name, text=finding.text, needed=finding.needed, found=finding.found)
