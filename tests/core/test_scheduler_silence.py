@@ -320,6 +320,17 @@ def test_a_person_may_close_what_a_silent_site_holds_and_let_its_devices_go() ->
         silence.close(File(gone.job, gone.attempt), actor="op", reason="again", site_gone=True, now=NOW)
 
 
+def test_a_person_may_give_up_outputs_that_come_no_more_and_the_job_ends_as_it_did() -> None:
+    site = Site()
+    file = run(placed(), [site.claimed(), site.started(), site.ended("succeeded", None, result=RESULT)])
+    assert file.job.state is JobState.FINISHING
+    change = changed(silence.close(file, actor="op", reason="the disk is gone", site_gone=True, now=NOW))
+    assert change.attempt is not None and change.attempt.record.result is None
+    assert (change.job.state, change.job.delivered, change.attempt.record.outcome) == (JobState.SUCCEEDED, None, "succeeded")
+    with pytest.raises(Conflict):
+        silence.close(File(change.job, change.attempt), actor="op", reason="again", site_gone=True, now=NOW)
+
+
 def test_a_promise_is_void_when_its_site_lists_the_attempt() -> None:
     change = changed(silence.heard_again(promised(), now=NOW))
     assert change.attempt is not None and change.attempt.record.lost_by is None and change.job.state is JobState.RUNNING

@@ -63,6 +63,8 @@ class History:
     """Of which usage lay on a disk that was lost, and nowhere else: what they used stays incomplete, and metering says so."""
     only_kept: dict[tuple[Lane, SiteName, JournalId, int], AttemptId] = field(default_factory=dict)
     """Usage that lay on a disk that was lost, and that metering has: put back to before it, nobody has it any more."""
+    begun_unheard: set[AttemptId] = field(default_factory=set)
+    """Attempts whose start only a disk knew that was put back to before it."""
     disks_lost: set[SiteName] = field(default_factory=set)
     """Sites of which a disk was put back, copied or deleted."""
 
@@ -244,6 +246,7 @@ def restore_disk(world: World, fault: Fault) -> None:
         return
     _lose(world, host)
     world.history.disks_lost.add(host.site)
+    world.history.begun_unheard |= _begun_unheard(world, host, image)
     world.lose_power(fault.who, back_in=max(fault.lasts, STOP_S * 2))
     cut = _cuts(host) if host.has_journal else set()
     host.restore(image.journal)
@@ -251,6 +254,14 @@ def restore_disk(world: World, fault: Fault) -> None:
     world.history.unsaid |= {AttemptId(key.removeprefix("cut/")) for key, _ in cut - _cuts(host)}
     host.note = image.note
     host.machine.disk.runs = folders(image)
+
+
+def _begun_unheard(world: World, host: Host, image: SiteImage) -> set[AttemptId]:
+    """What this disk alone knows to have begun: put back, it looks to everybody like a claim that a reboot has ended before its start."""
+    began = {name for name, run in host.machine.disk.runs.items() if run.started is not None}
+    kept = {name for name, run in image.runs.items() if run.started is not None}
+    rows = world.scheduler_disk.attempt_rows
+    return {name for name in began - kept if name in rows and rows[name].record.started_at is None}
 
 
 def gone(world: World, fault: Fault) -> None:

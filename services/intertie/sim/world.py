@@ -327,13 +327,17 @@ class World:
         self.resume(name)
 
     def lose_power(self, name: str, *, back_in: float, rtc_s: float = 0.0) -> None:
-        host = self.hosts[name]
-        host.machine.lose_power()
-        host.durable.lose_power()
-        for text in checks.after_power(self, host):
-            self.wrong(text)
-        self.kill(name, back_in=max(back_in, 3.0))
-        host.clock.reboot(rtc_s=rtc_s)
+        """A machine, and whatever lies in another container of the same one."""
+        clock = self.hosts[name].clock
+        for one, host in list(self.hosts.items()):
+            if host.clock is not clock or host.ended:
+                continue
+            host.machine.lose_power()
+            host.durable.lose_power()
+            for text in checks.after_power(self, host):
+                self.wrong(text)
+            self.kill(one, back_in=max(back_in, 3.0))
+        clock.reboot(rtc_s=rtc_s)
 
     def say(self, name: str, entries: Callable[[Agent], Build]) -> None:
         """Let a site journal what our agent would not, if it is there to do it."""
@@ -461,7 +465,7 @@ class World:
         assert twin.agent is not None
         rows = self.scheduler_disk.attempt_rows
         claimed = [a for a in twin.agent.site.books.attempts.values() if a.local is None and a.claim_journal == twin.journal]
-        names = [a.id for a in claimed if a.state in OPEN or (a.id in rows and rows[a.id].holding)]
+        names = [a.id for a in claimed if a.state in OPEN or (a.id in rows and (rows[a.id].holding or rows[a.id].result_pending))]
         self.asked -= 1
         party.spawn(self._close(bus, twin, names))
 

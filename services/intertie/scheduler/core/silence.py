@@ -10,13 +10,14 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from intertie.contracts.incident import ReportIncident, Severity
-from intertie.contracts.job import Cause
+from intertie.contracts.job import Cause, JobState
 from intertie.errors import Conflict
 from intertie.lifecycle import JobEvent
 from intertie.scheduler.core.interpret import MAX_FAILURES
 from intertie.scheduler.core.life import PLANNER, reruns
 from intertie.scheduler.core.orders import STOP_GRACE_S
 from intertie.scheduler.core.rows import Attempt, AttemptState, Change, File, Ignored, Job, line, moved, noted
+from intertie.scheduler.core.survivor import deliver, is_awaited
 
 # A supervisor kills what ignores its stop this long after the grace.
 KILL_S = 10.0
@@ -92,10 +93,22 @@ def close(file: File, *, actor: str, reason: str, site_gone: bool, now: datetime
     assert attempt is not None, "an attempt was named"
     if attempt.state is AttemptState.LOST and site_gone and attempt.holding:
         return _about(file, noted(attempt, holding=False), "devices let go", f"{actor}: {reason}", now)
+    if attempt.result_pending:
+        return _without_results(file, attempt, actor, f"closed by {actor}: {reason}"[:4_000], now)
     if not attempt.open or attempt.state is AttemptState.OFFERED:
         raise Conflict("scheduler.attempt_closed", f"attempt {attempt.record.attempt} is {attempt.state}: there is nothing to wait for")
     change = _lost(file, attempt, actor, f"closed by {actor}: {reason}"[:4_000], now, evidence="a person's decision")
     return replace(change, attempt=replace(change.attempt, holding=False)) if site_gone and change.attempt else change
+
+
+def _without_results(file: File, attempt: Attempt, actor: str, why: str, now: datetime) -> Change:
+    """It has ended, and its outputs come no more: the job ends as it would have, without them (or with another attempt's)."""
+    stored = noted(attempt, record={"result": None}, result_pending=False)
+    delivered, job = deliver(file, stored), file.job
+    if job.state is JobState.FINISHING and job.ending is not None and is_awaited(job, attempt):
+        job = moved(job, job.ending, now, delivered=delivered)
+    told = line(job, "no results", actor, now, now, why=why, attempt=attempt.record.attempt, evidence="a person's decision")
+    return Change(file, job, stored, actor, why, now, (told,))
 
 
 def _lost(file: File, attempt: Attempt, actor: str, why: str, now: datetime, *, evidence: str) -> Change:
