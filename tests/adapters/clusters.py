@@ -19,14 +19,26 @@ from intertie.ids import AttemptId
 class Harness(Protocol):
     """One cluster under test. Every `make_*` verb returns once the thing has been done to the cluster, not once it shows."""
 
-    cluster: Cluster
-    files: Files
-    account: str
-    """A mapped account that may submit."""
-    resolution_us: int
-    """Of the site's own clocks."""
-    cannot: Mapping[str, str]
-    """Verbs below and rows of the suite that this cluster cannot produce: name → why."""
+    @property
+    def cluster(self) -> Cluster: ...
+
+    @property
+    def files(self) -> Files: ...
+
+    @property
+    def account(self) -> str:
+        """A mapped account that may submit."""
+        ...
+
+    @property
+    def resolution_us(self) -> int:
+        """Of the site's own clocks."""
+        ...
+
+    @property
+    def cannot(self) -> Mapping[str, str]:
+        """Rows of the suite (names of its tests) that this cluster cannot produce, and why."""
+        ...
 
     async def hold(self) -> None:
         """From now on nothing that is submitted starts, until `release`."""
