@@ -8,13 +8,13 @@ import sys
 from collections.abc import Sequence
 
 import msgspec
-from ops.lib import bench_bus, bench_bus_loss, bench_link, bench_spine
+from ops.lib import bench_bus, bench_bus_loss, bench_calls, bench_link, bench_spine
 from ops.lib.bench_report import Benchmark, text_of
 
 from intertie.errors import IntertieError
 from intertie.observe import log
 
-BENCHMARKS: tuple[Benchmark, ...] = (bench_bus.BUS, bench_link.LINK, bench_bus_loss.BUS_LOSS, bench_spine.SPINE)
+BENCHMARKS: tuple[Benchmark, ...] = (bench_bus.BUS, bench_link.LINK, bench_bus_loss.BUS_LOSS, bench_spine.SPINE, bench_calls.CALLS)
 
 
 def listing() -> str:
