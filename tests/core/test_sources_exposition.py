@@ -74,7 +74,7 @@ npu_chip_info_process_info_num{{{CHIP}}} 2 {AT}
 
 def test_what_an_npu_exporter_says_of_a_chip_is_read_like_a_card() -> None:
     card = one(ASCEND_SAID, ASCEND)
-    assert (card.uuid, card.name, card.index) == (f"NPU-{DIE}", "Ascend-910B3", 0)
+    assert (card.uuid, card.name, card.index) == (f"npu-0-{DIE}", "Ascend-910B3", 0)
     assert (card.memory_used_mib, card.memory_total_mib, card.milli, card.power_w) == (8192, 65536, 360, 188.5)
     assert (card.processes, card.in_use, card.lost) == (2, True, False)
 

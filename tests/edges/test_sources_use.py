@@ -8,11 +8,13 @@ from pathlib import Path
 from tests.fakes.agents import offer, pool
 from tests.fakes.sites import a_site
 
+from intertie.agent.config import VERSION
 from intertie.agent.core.model import State
 from intertie.agent.sources.reading import CardReading
 from intertie.agent.use import DeviceUses
-from intertie.contracts.link import Ended
-from intertie.ids import AttemptId, DeviceId
+from intertie.contracts.link import Ended, Started
+from intertie.contracts.observed import PoolSeen
+from intertie.ids import AttemptId, DeviceId, PoolName
 
 G = DeviceId("GPU-1")
 
@@ -57,3 +59,13 @@ async def test_work_that_nobody_looked_at_says_nothing_of_its_cards(short_folder
         await world.site.idle()
         (ended,) = [entry for entry in await world.entries() if isinstance(entry, Ended)]
         assert ended.device_use == []
+
+
+async def test_a_start_says_the_driver_and_the_agent_that_it_was_started_by(short_folder: Path) -> None:
+    body = offer(devices=(G,), gpus=1)
+    async with a_site(short_folder, pools=[pool(gpus=(G,))]) as world:
+        world.site.seen = {PoolName("main"): PoolSeen(driver="550.90.07", agent_version=VERSION)}
+        await world.run(body)
+        await world.site.idle()
+        (started,) = [entry for entry in await world.entries() if isinstance(entry, Started)]
+        assert (started.driver, started.agent_version) == ("550.90.07", VERSION)

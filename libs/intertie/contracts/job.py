@@ -224,6 +224,11 @@ class AttemptRecord(Contract, frozen=True, kw_only=True):
     cards they are is the site's."""
     answer_by: Instant | None = None
     """By when the owner promised an answer."""
+    profile_revision: NonNegative = 0
+    """Of the pool's declaration by which it was placed; 0: not told."""
+    driver: str = ""
+    agent_version: str = ""
+    """Of the site when it started; empty: not told."""
     device_use: list[DeviceUse] = []
     """How the devices were used, as the site saw it; empty: nobody looked."""
     version: Positive

@@ -158,6 +158,8 @@ class Started(AttemptEntry, frozen=True, kw_only=True, tag="started"):
     """The cards themselves, where `devices` are rights of a pool behind a native queue."""
     clock_offset_s: float = 0.0
     """Estimate of hub minus site wall clock that anchors this attempt, and its error."""
+    driver: str = ""
+    agent_version: str = ""
     clock_error_s: float = 0.0
 
 

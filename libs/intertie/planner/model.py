@@ -191,6 +191,8 @@ class Decision:
     why: str
     rejections: tuple[Rejection, ...]
     """Why not the other pools."""
+    profile_revision: int = 0
+    """Of the pool's declaration that was judged."""
     offering: str = ""
     """A request: `devices` are only names for so many cards."""
     answer_within_s: int = 0

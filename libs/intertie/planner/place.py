@@ -119,6 +119,7 @@ def _place(
         account="" if pool.single_user else room.accounts[(pool.site, job.tenant)],
         spec=spec.spec if spec else None,
         spec_revision=spec.revision if spec else 0,
+        profile_revision=pool.profile.revision,
         why=_asked(job, pool) if job.offering else _why(pool, fit, len(candidates), rejections),
         rejections=tuple(rejections),
         offering=job.offering,

@@ -19,6 +19,7 @@ import msgspec
 
 from intertie.agent.adapters.port import Presence
 from intertie.agent.books import save, together
+from intertie.agent.config import VERSION
 from intertie.agent.core import attempts as life
 from intertie.agent.core import logs, usage
 from intertie.agent.core.leases import LEASE_OVER
@@ -191,6 +192,7 @@ class Course:
         record = msgspec.structs.replace(begun, offset_s=offset_s, error_s=error_s)
         attempt = with_state(self.attempt, life.move(self.attempt, life.Event.START), started=record)
         self.site.put(attempt)
+        seen = self.site.seen.get(self.attempt.pool)
 
         def entries(following: NextSeq) -> Mapping[Lane, Sequence[EntryBase]]:
             if attempt.local is not None:
@@ -205,6 +207,8 @@ class Course:
                 held_devices=list(record.held_devices),
                 clock_offset_s=offset_s,
                 clock_error_s=error_s,
+                driver=seen.driver if seen is not None else "",
+                agent_version=VERSION,
             )
             return {Lane.SCHEDULER: [entry]}
 

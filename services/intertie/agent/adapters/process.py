@@ -28,6 +28,7 @@ import shutil
 import signal
 import stat
 import sys
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -119,6 +120,12 @@ def find_cgroups() -> Path | None:
             return None
         return home if (home / "cgroup.kill").exists() else None
     return None
+
+
+def visible_npus(devices: Sequence[str]) -> dict[str, str]:
+    """Ascend's runtime counts chips by the number that stands first in their id; the cards of others it does not know."""
+    numbers = [device.split("-")[1] for device in devices if device.startswith("npu-")]
+    return {"ASCEND_RT_VISIBLE_DEVICES": ",".join(numbers)} if numbers else {}
 
 
 class ProcessAdapter:
@@ -222,6 +229,7 @@ class ProcessAdapter:
             # UUIDs name the same card whatever order a driver counts in; the empty string hides every card from a job of slots.
             "CUDA_VISIBLE_DEVICES": ",".join(gpus),
             "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+            **visible_npus(gpus),
             "INTERTIE_JOB": attempt.job,
             "INTERTIE_ATTEMPT": attempt.id,
             "INTERTIE_DEVICES": ",".join(attempt.devices),

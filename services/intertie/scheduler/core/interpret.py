@@ -185,7 +185,7 @@ def unfit(entry: SchedulerEntry) -> str:
     ):
         if (number := getattr(entry, name, 0)) > most:
             return f"{name} is {number:.1e}, at most {most} can be"
-    for name in ("native_id", "account", "code", "native_state", "cluster"):
+    for name in ("driver", "agent_version", "native_id", "account", "code", "native_state", "cluster"):
         if len(getattr(entry, name, "")) > NAME_LENGTH:
             return f"{name} is longer than {NAME_LENGTH} characters"
     return ""
@@ -364,6 +364,8 @@ def _started(telling: _Telling, entry: Started) -> Change | Ignored:
         "account": entry.account or attempt.record.account,
         "nodes": list(entry.nodes) or attempt.record.nodes,
         "held_devices": list(entry.held_devices),
+        "driver": entry.driver,
+        "agent_version": entry.agent_version,
         "islanded": _islanded(telling),
     }
     stray = "" if attempt.live else f"although it was {attempt.state}; it will be stopped"

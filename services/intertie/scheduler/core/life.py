@@ -23,7 +23,7 @@ SPEC_BYTES = 176 * 1024
 
 
 # What the site itself sets for each job; a value given for one of these would be lost without a word.
-SITE_ENV = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "TRACEPARENT")
+SITE_ENV = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "ASCEND_RT_VISIBLE_DEVICES", "TRACEPARENT")
 SITE_ENV_PREFIX = "INTERTIE_"
 
 # Longer is no name of files but an attack on whoever matches it.
@@ -183,6 +183,7 @@ def place(
         why_here=decision.why,
         spec=decision.spec,
         spec_revision=decision.spec_revision,
+        profile_revision=decision.profile_revision,
         offered_at=now,
         offering=decision.offering,
         answer_by=now + timedelta(seconds=decision.answer_within_s) if decision.offering else None,
