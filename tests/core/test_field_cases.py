@@ -166,14 +166,28 @@ HELD: Mapping[str, tuple[str, ...]] = {
         "core/test_metering_core.py::test_another_content_under_the_same_id_waits_and_the_first_stays",
         "edges/test_metering_store.py::test_late_repeated_and_disordered_news_lead_to_the_same_books",
     ),
-    "087": ("core/test_rating.py::test_br_087_a_slice_is_a_fraction_of_a_card",),
+    # Thousandths of a card, as the design has them: 0.858 card-hours for 0.857143; profile and count stay with the segment.
+    "087": (
+        "core/test_rating.py::test_br_087_a_slice_is_a_fraction_of_a_card",
+        "core/test_sources_slices.py::test_br_087_slice_hours_are_thousandths_of_card_hours_and_keep_the_slice_s_name",
+    ),
+    "088": (
+        "core/test_sources_exposition.py::test_a_slice_is_a_device_of_its_own_and_its_card_is_none_beside_it",
+        "edges/test_sources_exporter.py::test_a_card_that_the_driver_says_is_cut_is_its_slices_and_whole_again_afterwards",
+    ),
     "091": (
         "core/test_rating.py::test_br_091_rounded_lines_add_up_to_the_total",
         "core/test_metering_core.py::test_br_091_nothing_is_left_of_a_tenth_and_a_fifth_less_three_tenths",
     ),
     # devices
-    "094": ("edges/test_agent_telemetry.py::test_a_metric_that_cannot_be_read_is_none_and_the_others_stay",),
-    "095": ("edges/test_agent_telemetry.py::test_a_metric_that_cannot_be_read_is_none_and_the_others_stay",),
+    "094": (
+        "edges/test_agent_telemetry.py::test_a_metric_that_cannot_be_read_is_none_and_the_others_stay",
+        "edges/test_sources_exporter.py::test_unified_memory_is_told_as_such_with_the_host_s_size",
+    ),
+    "095": (
+        "edges/test_agent_telemetry.py::test_a_metric_that_cannot_be_read_is_none_and_the_others_stay",
+        "edges/test_sources_exporter.py::test_a_card_that_the_driver_says_is_cut_is_its_slices_and_whole_again_afterwards",
+    ),
     "096": (
         "edges/test_agent_telemetry.py::test_one_lost_card_keeps_its_name_and_hides_no_other",
         "edges/test_agent_telemetry.py::test_a_driver_that_hangs_or_kills_its_reader_says_unknown_and_is_tried_again",
@@ -185,7 +199,22 @@ HELD: Mapping[str, tuple[str, ...]] = {
         "edges/test_agent_telemetry.py::test_a_binding_of_another_version_answers_in_bytes_or_in_text",
         "core/test_house.py::test_the_deprecated_namesake_of_the_nvml_binding_is_not_installed_beside_it",
     ),
-    "105": ("edges/test_agent_telemetry.py::test_a_metric_that_cannot_be_read_is_none_and_the_others_stay",),
+    "099": (
+        "core/test_sources_xid.py::test_a_code_is_the_job_s_fault_or_the_card_s_and_an_unknown_one_drains_nothing",
+        "core/test_sources_xid.py::test_the_owner_s_list_of_codes_that_drain_is_the_one_that_counts",
+        "core/test_sources_xid.py::test_the_same_fault_on_three_cards_of_a_job_is_its_program_s_and_in_three_jobs_on_a_card_the_card_s",
+        "core/test_sources_exposition.py::test_an_error_after_which_a_card_must_be_reset_takes_it_out_and_a_program_s_own_does_not",
+    ),
+    "100": (
+        "core/test_sources_xid.py::test_a_line_of_the_kernel_names_the_card_the_code_and_the_process",
+        "core/test_sources_xid.py::test_a_card_s_place_is_one_however_it_is_written",
+    ),
+    "104": ("core/test_sources_exposition.py::test_a_blank_value_is_unknown_with_its_cause_and_the_other_fields_stay",),
+    "105": (
+        "edges/test_agent_telemetry.py::test_a_metric_that_cannot_be_read_is_none_and_the_others_stay",
+        "core/test_sources_use.py::test_what_could_not_be_read_is_in_no_mean_and_no_zero",
+    ),
+    "106": ("core/test_sources_use.py::test_an_energy_counter_that_begins_anew_goes_on_from_there",),
     # bus
     "109": (
         "edges/test_bus_faults.py::test_no_error_text_of_the_server_closes_the_bus_for_good",
@@ -311,7 +340,6 @@ class Later:
 
 
 SLURM = Later("sites", "It needs the adapter of a Slurm cluster and its parsers.")
-SLICES = Later("sites", "Cards cut into slices come with the telemetry sources of sites.")
 CALLS = Later("sites", "Calls to an offered service come with the endpoint sites.")
 
 LATER: Mapping[str, Later] = {
@@ -326,14 +354,11 @@ LATER: Mapping[str, Later] = {
     "073": Later("sites", "Maintenance windows of a native scheduler are read by its adapter."),
     "078": Later("sites", "Nothing of this site's own suspends a job yet; how a suspension is counted and priced is held."),
     "084": Later("periods", "Late usage meets a closed period only when periods close."),
-    "087": SLICES,
-    "088": SLICES,
     "092": CALLS,
     "093": CALLS,
-    "094": Later("sites", "The host's pool of unified memory comes with further telemetry; that nothing is dropped or zero is held."),
-    **dict.fromkeys(
-        ("099", "100", "104", "106"), Later("sites", "Telemetry beyond lost and foreign cards comes with the sources of sites.")
-    ),
+    "099": Later("compose", "Suspects among cards and jobs are shown with the incidents; what a code means and drains is held."),
+    "100": Later("compose", "The kernel's log is read where an agent may; its lines and places are parsed."),
+    "104": Later("compose", "The alarm on a value that stays blank is one of the alert rules; that blanks are unknown is held."),
     "118": Later("compose", "The alarm on a pinned consumer is one of the alert rules; the deadline of a handler is held."),
     "128": Later("compose", "Outside subscribers get their accounts with the events that go out; sites and services are held."),
     "135": Later("compose", "The alert on an overflowing series is one of the alert rules; bounded labels are held."),

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from intertie.agent.core.xid import XidMeans, meaning
 from intertie.agent.sources import mapping as maps
 from intertie.agent.sources.reading import CELSIUS, MIB, MILLIWATT, CardReading, Reading, ranged
 from intertie.errors import Refused
@@ -23,8 +24,6 @@ MODEL_LENGTH = 100
 NOTES = 16
 # Numbers that no counter of a card reaches; beyond them a conversion is no longer exact.
 MOST = 2**62
-# XID codes after which a card takes no work until it was reset, by NVIDIA's table: double-bit ECC, fallen off the bus, uncontained, reset needed.
-XID_DRAINS = frozenset({48, 74, 79, 95, 109, 110, 119, 120, 143})
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +198,7 @@ def _card(number: int, name: str, device: _Found, mapping: maps.Mapping, sliced:
         errors["memory_used"], used = f"impossible reading {used} of {total} MiB", None
     xid = values.get("xid", 0)
     if xid:
-        errors["xid"] = f"last error code {xid}"
+        errors["xid"] = f"last error code {xid}: {meaning(xid, mapping.xid_drains)}"
     if values.get("healthy") == 0:
         errors["healthy"] = "the exporter says that it is not well"
     index = maps.fill(mapping.device.index, labels)
@@ -216,7 +215,7 @@ def _card(number: int, name: str, device: _Found, mapping: maps.Mapping, sliced:
         energy_mj=values.get("energy"),
         processes=values.get("processes"),
         in_use=_in_use(values, mapping.idle),
-        lost=values.get("healthy") == 0 or xid in XID_DRAINS,
+        lost=values.get("healthy") == 0 or (xid > 0 and meaning(xid, mapping.xid_drains) is XidMeans.DRAIN),
         parent=device.parent or None,
         sliced=name in sliced,
         driver=maps.fill(mapping.device.driver, labels) or "",

@@ -33,6 +33,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from intertie.agent.core.xid import DRAINS
 from intertie.errors import Refused
 
 # A mapping is a page; what is larger is another file.
@@ -130,6 +131,8 @@ class Mapping(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     idle: Idle | None = None
     blank: Literal["", "dcgm"] = ""
     blanks: list[float] = []
+    xid_drains: Annotated[list[int], msgspec.Meta(max_length=200)] = msgspec.field(default_factory=lambda: sorted(DRAINS))
+    """Codes after which a card takes no work until they are gone."""
 
     def names(self) -> frozenset[str]:
         return frozenset(one.name for one in self.metric)
