@@ -399,9 +399,9 @@ async def test_what_cannot_be_killed_runs_on_and_is_seen_to(rig: Rig) -> None:
 
 async def test_what_the_site_deleted_itself_is_not_said_to_be_our_cancel(rig: Rig) -> None:
     one = await running(rig)
-    rig.world.api._delete(JOBS, rig.world.job(one.id), {"propagationPolicy": "Foreground"})
+    rig.world.api.delete(JOBS, rig.world.job(one.id), {"propagationPolicy": "Foreground"})
     job = await rig.until(one, over)
-    assert job.end and job.end.outcome is not NativeOutcome.CANCELLED
+    assert job.end and job.end.outcome is NativeOutcome.CANCELLED and "not by us" in job.end.text
 
 
 # --- looking -----------------------------------------------------------------------------------------------------------------------------

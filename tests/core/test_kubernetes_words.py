@@ -227,6 +227,13 @@ def job(*conditions: dict[str, str], suspend: bool = False, ended_by: str = "", 
     return converted({"metadata": meta, "spec": {"suspend": suspend}, "status": {"conditions": list(conditions), **status}}, Job)
 
 
+def leaving(one: Pod) -> Pod:
+    return msgspec.structs.replace(one, metadata=msgspec.structs.replace(one.metadata, deletion_timestamp=T2))
+
+
+PREEMPTED = pod("Failed", ended(143), conditions=disrupted("PreemptionByScheduler"))
+
+
 def failed(reason: str) -> dict[str, str]:
     return {"type": "Failed", "status": "True", "reason": reason, "message": "m", "lastTransitionTime": T2}
 
@@ -253,6 +260,11 @@ JOBS: list[tuple[str, Job, list[Pod], bool, NativePhase, NativeOutcome | None]] 
     ("deleted, and nobody saw its end", job(startTime=T0), [], True, P.ENDED, Out.UNKNOWN),
     ("deleted while it ran", job(startTime=T0), [pod("Running", RUNS)], True, P.ENDED, Out.UNKNOWN),
     ("deleted while its image came", job(startTime=T0), [pod("Pending", waiting("ContainerCreating"))], True, P.ENDED, Out.NEVER_STARTED),
+    ("deleted by somebody of the site", job(), [leaving(pod("Failed", ended(143)))], True, P.ENDED, Out.CANCELLED),
+    ("deleted by somebody, and nobody saw the pod's end", job(), [leaving(pod("Running", RUNS))], True, P.ENDED, Out.CANCELLED),
+    ("deleted by somebody when it had succeeded", job(), [leaving(pod("Succeeded", ended(0, "Completed")))], True, P.ENDED, Out.EXITED),
+    ("taken back by its queue", job(suspend=True), [leaving(pod("Failed", ended(143)))], False, P.ENDED, Out.PREEMPTED),
+    ("preempted by a pod that matters more", job(), [leaving(PREEMPTED)], False, P.ENDED, Out.PREEMPTED),
     ("cancelled by us", job(ended_by="cancelled"), [pod("Failed", ended(143))], True, P.ENDED, Out.CANCELLED),
     ("it had succeeded before our cancel", job(ended_by="cancelled"), [pod("Succeeded", ended(0, "Completed"))], True, P.ENDED, Out.EXITED),
     (

@@ -39,6 +39,7 @@ class Running:
     started: str
     killing_at: datetime | None = None
     asked: bool = False
+    finished: str = ""
     fate: str = ""
     """What the test or the kubelet did to it: `OOMKilled`, `Evicted` …"""
 
@@ -61,8 +62,8 @@ class Kubelets:
     """Nodes that say nothing; their pods run on."""
     stuck: set[str] = field(default_factory=set)
     """Uids of pods that no signal ends."""
-    lingering: set[str] = field(default_factory=set)
-    """Uids of pods whose end is not reported yet."""
+    lingering: dict[str, int] = field(default_factory=dict)
+    """Ticks for which a pod goes on after its container has ended, by uid: volumes are unmounted, a network is taken down."""
     running: dict[str, Running] = field(default_factory=dict)
     isolated: bool = field(default_factory=can_isolate)
 
@@ -90,10 +91,10 @@ class Kubelets:
                 self._start(pod)
             return
         code = box.process.poll()
-        if code is not None and uid not in self.lingering:
-            self._ended(pod, box, code)
-            return
         if code is not None:
+            if self.lingering.get(uid, 0) > 0:
+                self.lingering[uid] -= 1
+            self._ended(pod, box, code, last=not self.lingering.get(uid, 0))
             return
         self._deadline(pod, box)
         if pod["metadata"].get("deletionTimestamp"):
@@ -234,7 +235,9 @@ class Kubelets:
             elif not self.isolated:
                 (os.killpg if sig is signal.SIGKILL else os.kill)(pid, sig)
 
-    def _ended(self, pod: Obj, box: Running, code: int) -> None:
+    def _ended(self, pod: Obj, box: Running, code: int, *, last: bool) -> None:
+        """Its container's end, and with `last` the pod's."""
+        box.finished = box.finished or now()
         number = code if code >= 0 else 128 - code
         if box.fate in ("Evicted", "DeadlineExceeded"):
             text = (
@@ -245,17 +248,25 @@ class Kubelets:
         else:
             text = ""
         reason = "OOMKilled" if box.fate == "OOMKilled" else "Completed" if number == 0 else "Error"
-        over = {"exitCode": 137 if box.fate == "OOMKilled" else number, "reason": reason, "startedAt": box.started, "finishedAt": now()}
+        over = {
+            "exitCode": 137 if box.fate == "OOMKilled" else number,
+            "reason": reason,
+            "startedAt": box.started,
+            "finishedAt": box.finished,
+        }
 
         def ends(one: Obj) -> None:
             one["status"]["containerStatuses"] = [self._status(one["spec"]["containers"][0], {"terminated": over})]
+            if not last:
+                return
             one["status"]["phase"] = "Succeeded" if number == 0 and not text else "Failed"
             if text:
                 one["status"] |= {"reason": box.fate, "message": text}
             condition(one, "Ready", "False", "PodFailed" if number else "PodCompleted")
 
         self.store.change(PODS, pod, ends)
-        self.running.pop(pod["metadata"]["uid"], None)
+        if last:
+            self.running.pop(pod["metadata"]["uid"], None)
 
     def fail(self, pod: Obj, reason: str, message: str) -> None:
         def ends(one: Obj) -> None:

@@ -101,7 +101,7 @@ class Api:
                 self._may(request, "deletecollection", kind, namespace)
                 for obj in self.store.list(kind, namespace):
                     if _matches(obj, request):
-                        self._delete(kind, obj, {})
+                        self.delete(kind, obj, {})
                 return web.json_response({"kind": "Status", "apiVersion": "v1", "status": "Success"})
         raise Failure(405, "MethodNotAllowed", "the server does not allow this method on the requested resource")
 
@@ -162,7 +162,7 @@ class Api:
         if request.method == "DELETE":
             self._may(request, "delete", kind, namespace, name)
             body = await request.read()
-            return web.json_response(self._delete(kind, self.store.get(kind, namespace, name), json.loads(body) if body else {}))
+            return web.json_response(self.delete(kind, self.store.get(kind, namespace, name), json.loads(body) if body else {}))
         verb = {"PATCH": "patch", "PUT": "update"}.get(request.method)
         if verb is None:
             raise Failure(405, "MethodNotAllowed", "the server does not allow this method on the requested resource")
@@ -194,7 +194,7 @@ class Api:
         admission.changed(kind, before, after)
         return self.store.update(kind, after, expect=expect)
 
-    def _delete(self, kind: Kind, obj: Obj, options: Obj) -> Obj:
+    def delete(self, kind: Kind, obj: Obj, options: Obj) -> Obj:
         wanted = (options.get("preconditions") or {}).get("uid")
         if wanted and wanted != obj["metadata"]["uid"]:
             raise Failure(

@@ -42,6 +42,8 @@ LOG = log.get("agent.kubernetes")
 
 # What a container wrote, where the job folder has no log: read from its beginning each time, so no more than this.
 API_LOG_BYTES = 16 * 1024 * 1024
+STUB_SAYS = b"intertie: "
+"""The start stub's own lines, which are no words of the job's."""
 RESOLUTION_US = 1_000_000
 
 
@@ -268,6 +270,7 @@ class KubernetesCluster:
                 if err.code == "kubernetes.forbidden":
                     raise
                 return Chunk(b"", 0, 0)  # No container yet, or its pod is gone.
+            data = b"".join(line for line in data.splitlines(keepends=True) if not line.startswith(STUB_SAYS))
             at = min(offset, len(data))
             return Chunk(data[at : at + limit], at, len(data))
         return Chunk(b"", 0, 0)

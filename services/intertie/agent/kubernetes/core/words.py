@@ -123,7 +123,7 @@ def read(cluster: str, job: Job, pods: Sequence[Pod], events: Iterable[Event] = 
     tags = job.metadata.tags
     ordered = sorted(pods, key=lambda pod: instant(pod.metadata.creation_timestamp) or LONG_AGO)
     pod = _telling(ordered)
-    told = _asked_for(job, _of_job(job, pod, list(events), deleted), deleted)
+    told = _asked_for(job, _taken_away(job, pod, _of_job(job, pod, list(events), deleted)))
     if not told.end and job.spec.suspend and pod is not None and told.started is None:
         told = replace(told, phase=P.QUEUED)
     generation = tags.get(LABEL_GENERATION, "")
@@ -157,7 +157,18 @@ def _telling(pods: Sequence[Pod]) -> Pod | None:
     return last[-1] if last else None
 
 
-def _asked_for(job: Job, told: Reading, deleted: bool) -> Reading:
+def _taken_away(job: Job, pod: Pod | None, told: Reading) -> Reading:
+    """A pod that was being deleted when it ended did not end by itself: somebody of the site did it, or its queue took its place back."""
+    if pod is None or told.end is None or told.end.code == 0 or not (pod.metadata.deletion_timestamp or job.metadata.deletion_timestamp):
+        return told
+    if told.end.outcome not in (Out.EXITED, Out.SIGNALLED, Out.UNKNOWN) or told.started is None:
+        return told
+    if job.spec.suspend:
+        return replace(told, end=replace(told.end, outcome=Out.PREEMPTED, text="suspended while it ran: its queue took its place back"))
+    return replace(told, end=replace(told.end, outcome=Out.CANCELLED, text="it was deleted while it ran, and not by us"))
+
+
+def _asked_for(job: Job, told: Reading) -> Reading:
     """What we did ourselves explains an end that would otherwise be a mere signal or a mere absence."""
     why = (job.metadata.annotations or {}).get(ANNOTATION_ENDED_BY, "")
     by, _, text = why.partition(": ")
