@@ -170,7 +170,7 @@ async def test_work_waits_in_the_site_s_own_queue_with_its_words_kept(world: Wor
 
 
 async def test_an_empty_listing_ends_nothing(world: World) -> None:
-    """BR-012: a queue that shows nothing says nothing."""
+    """BR-010: a queue that shows nothing, and says that all is well, says nothing."""
     work = await world.begun("sleep 2\nexit 4\n")
     await world.at.blind(2)
     assert (await world.end(work)).code == 4

@@ -51,6 +51,7 @@ ENDS = {
 }
 # As a scheduler's own grace between asking and killing, at most.
 KILL_WAIT_S = 30.0
+MICROSECOND = timedelta(microseconds=1)
 
 
 @dataclass(eq=False, slots=True)
@@ -350,7 +351,7 @@ class FakeCluster:
             submitted=job.submitted,
             started=job.started,
             ended=job.ended,
-            elapsed_us=int((over - job.started).total_seconds() * 1e6) - job.suspended_us,
+            elapsed_us=(over - job.started) // MICROSECOND - job.suspended_us,
             suspended_us=job.suspended_us,
             resolution_us=1,
             devices=len(job.devices),
@@ -413,7 +414,7 @@ class FakeCluster:
 
     def _count_suspension(self, job: Job) -> None:
         if job.suspended_at is not None:
-            job.suspended_us += int((self.now() - job.suspended_at).total_seconds() * 1e6)
+            job.suspended_us += (self.now() - job.suspended_at) // MICROSECOND
             job.suspended_at = None
 
     def _over(self, job: Job, end: NativeEnd) -> None:

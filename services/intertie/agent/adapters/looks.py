@@ -12,7 +12,7 @@ from collections import Counter, deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Protocol, runtime_checkable
 
 from intertie.agent.adapters.port import Cluster, Listing, NativeJob, NativePhase
@@ -211,7 +211,7 @@ class Looks:
     def _listed(self, tags: list[AttemptId], listing: Listing) -> None:
         self.silent_since = None
         self._number += 1
-        behind_us = int((self.clock.now() - listing.at).total_seconds() * 1_000_000)
+        behind_us = (self.clock.now() - listing.at) // timedelta(microseconds=1)
         for tag in tags:
             job = listing.jobs.get(tag)
             self._of[tag] = Look(self._number, job, listing.complete, "", behind_us)

@@ -45,8 +45,10 @@ LOG = log.get("agent.queue")
 FORMAT = 1
 # A cancel is asked for within an instruction: a scheduler that is slower hears it from the next look on.
 CANCEL_S = 5.0
-# Looks that must agree before it is concluded from what they lack: accounting of a busy site lags by some seconds.
+# Looks that must agree, and for how long, before anything is concluded from what they lack: right after a submit, and right after an end, a busy
+# site's accounting shows nothing of it yet.
 AGREE = 3
+LAG_S = 60.0
 # After the end by the scheduler's word, looks at the folder for the stub's record: shared storage shows a file late.
 RECORD_LOOKS = 5
 # A stop that has had no effect for so long beyond its grace is told.
@@ -92,10 +94,13 @@ class QueueAdapter:
         every_s: float = 30.0,
         single_user: bool = False,
         through: Through | None = None,
+        lag_s: float = LAG_S,
     ) -> None:
-        """`every_s`: seconds between looks at the scheduler. `through`: words that a job's script is run by, such as a container's."""
+        """`every_s`: seconds between looks at the scheduler. `through`: words that a job's script is run by, such as a container's. `lag_s`: how far
+        the site's accounting may lag."""
         self.folder, self.cluster, self.files, self.clock = folder, cluster, files, clock
         self._single_user = single_user
+        self._lag_s = lag_s
         self._through = through or (lambda attempt: ())
         self.looks = Looks(cluster, clock, every_s)
         folder.mkdir(mode=0o711, parents=True, exist_ok=True)
@@ -251,12 +256,16 @@ class QueueAdapter:
                 if look is not None and look.job is not None and look.job.phase is NativePhase.ENDED:
                     if (over := await self._ended_unbegun(attempt, look.job)) is not None:
                         return over
-                if self.looks.absent(name) >= AGREE and await self.fence(name):
+                if self._surely_absent(name) and await self.fence(name):
                     text = "neither the site's queue nor its accounting knows of it any more, and it had not begun"
                     return native.never(NativeOutcome.NEVER_STARTED, text)
                 if (over := await self._past(attempt)) is not None:
                     return over
                 look = await self._next(name, look)
+
+    def _surely_absent(self, name: AttemptId) -> bool:
+        since = self.looks.absent_since(name)
+        return since is not None and self.looks.absent(name) >= AGREE and (self.clock.now() - since).total_seconds() >= self._lag_s
 
     async def _next(self, name: AttemptId, look: Look | None) -> Look | None:
         """The next look at the scheduler, or the one before again after as long as a look at the folder is worth waiting."""
@@ -381,7 +390,7 @@ class QueueAdapter:
                     await asyncio.sleep(self.files.look_s)
                     continue
                 if (
-                    self.looks.absent(name) >= AGREE
+                    self._surely_absent(name)
                     and (record := await self._record(owned, "exit")) is not None
                     and native.ended_of(record) is not None
                 ):
@@ -455,7 +464,7 @@ class QueueAdapter:
             silent_s = (self.clock.now() - self.looks.silent_since).total_seconds()
             return f"the site's scheduler has not answered since {_stamp(self.looks.silent_since)}" if silent_s >= SILENT_S else ""
         since = self.looks.absent_since(attempt)
-        if since is None or self.looks.absent(attempt) < AGREE:
+        if since is None or not self._surely_absent(attempt):
             return ""
         return f"neither the site's queue nor its accounting shows it since {_stamp(since)}"
 

@@ -9,14 +9,17 @@ from __future__ import annotations
 import errno
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
 
 from intertie.agent.adapters.port import NativeEnd, NativeJob, NativeOutcome, NativePhase
 from intertie.agent.core.attempts import Exit
 from intertie.agent.core.model import StartedRecord
+from intertie.agent.core.usage import EPOCH
 
 TOO_LATE, TWICE, BROKEN = 221, 222, 224
 """Exit codes by which the stub began nothing. Only with no `exit` record beside them: a job may end with any code."""
 
+MICROSECOND = timedelta(microseconds=1)
 # No clock of a host says anything beyond these, in nanoseconds.
 MOST_NS = 2**63 - 1
 # Two clocks that differ by less than this are one: a look takes so long.
@@ -127,8 +130,9 @@ class Now:
     boot_us: int
 
 
-def _us(moment: object) -> int:
-    return int(moment.timestamp() * 1_000_000)  # type: ignore[attr-defined]  # a datetime
+def _us(moment: datetime) -> int:
+    """Of the Unix epoch, exactly."""
+    return (moment - EPOCH) // MICROSECOND
 
 
 def anchored(job: NativeJob | None, behind_us: int, stub: StubStarted, now: Now) -> StartedRecord:
