@@ -5,14 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from tests.adapters.slurm_world import Slurm, running_slurm
+from tests.adapters.slurm_world import SHARED, Slurm
 
 
-@pytest.fixture(scope="session")
-def slurms() -> Iterator[dict[str, Slurm]]:
-    """`lab` and `sea`, with common books, and slurmrestd on both."""
-    with running_slurm("lab", "sea", rest=True) as clusters:
-        yield clusters
+@pytest.fixture(scope="session", autouse=True)
+def _slurm_ends() -> Iterator[None]:
+    yield
+    SHARED.close()
+
+
+@pytest.fixture
+def slurms() -> dict[str, Slurm]:
+    """`lab` and `sea`, with common books."""
+    return SHARED.get()
 
 
 @pytest.fixture

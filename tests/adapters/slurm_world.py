@@ -164,6 +164,20 @@ class Slurm:
     def answers(self) -> bool:
         return subprocess.run(["scontrol", "ping"], env=self.env, capture_output=True, timeout=20, check=False).returncode == 0
 
+    def restart_without_state(self, first_id: int) -> None:
+        """slurmctld with its state lost; it gives out ids from here."""
+        conf = self.conf.read_text(encoding="ascii")
+        self.ctld.end()
+        # slurmctld counts up before it gives one out.
+        _write(self.conf, f"{conf}FirstJobId={first_id - 1}\n")
+        plain, self.ctld.argv = self.ctld.argv, (*self.ctld.argv, "-c")
+        try:
+            self.ctld.start()
+            until(self.idle, f"the nodes of {self.name} are idle")
+        finally:
+            self.ctld.argv = plain
+            _write(self.conf, conf)
+
     def clear(self) -> None:
         """Cancel everything, and see it gone: job steps outlive every daemon."""
         for daemon in (self.ctld, *self.slurmds.values()):
@@ -266,7 +280,7 @@ def _start_books(books: Books) -> None:
 
 
 def _cluster(name: str, folder: Path, books: Books, nodes: int, gpus: int) -> Slurm:
-    for part in ("state", "spool", "log", "run", "gpu"):
+    for part in ("state", "spool", "log", "run", "gpu", "epilog"):
         (folder / part).mkdir(parents=True)
     folder.chmod(0o755)
     host = socket.gethostname().partition(".")[0]
@@ -286,6 +300,12 @@ def _cluster(name: str, folder: Path, books: Books, nodes: int, gpus: int) -> Sl
         )
     _write(folder / "gres.conf", "\n".join(gres_lines) + "\n")
     _write(folder / "cgroup.conf", "CgroupPlugin=cgroup/v1\n")
+    _write(
+        folder / "epilog.sh",
+        f'#!/bin/sh\ncd {folder}/epilog || exit 0\nif [ -e "slow-$SLURM_JOB_ID" ]; then sleep 2; fi\n'
+        'n=0; while [ -e "hold-$SLURM_JOB_ID" ] && [ $n -lt 300 ]; do n=$((n + 1)); sleep 0.2; done\nexit 0\n',
+        0o755,
+    )
     _write(
         folder / "slurm.conf",
         f"""ClusterName={name}
@@ -324,6 +344,9 @@ ReturnToService=2
 MinJobAge=300
 InactiveLimit=0
 KillWait=2
+Epilog={folder}/epilog.sh
+PreemptType=preempt/partition_prio
+PreemptMode=CANCEL
 OverTimeLimit=0
 SlurmctldTimeout=10
 SlurmdTimeout=60
@@ -338,7 +361,8 @@ AccountingStoreFlags=job_comment
 """
         + "\n".join(node_lines)
         + f"\nPartitionName=train Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverSubscribe=NO\n"
-        f"PartitionName=short Nodes={name}1 MaxTime=60 State=UP\n",
+        f"PartitionName=short Nodes={name}1 MaxTime=60 State=UP\n"
+        "PartitionName=urgent Nodes=ALL MaxTime=60 State=UP PriorityTier=10 PreemptMode=OFF\n",
     )
     env = {"PATH": f"{os.environ['PATH']}:/usr/sbin:/sbin", "SLURM_CONF": str(folder / "slurm.conf"), "LC_ALL": "C.UTF-8"}
     ctld = Daemon(f"slurmctld-{name}", ("slurmctld", "-D"), env, folder / "log" / "slurmctld.out")
@@ -423,3 +447,23 @@ def running_slurm(
         for daemon in reversed(books.daemons):
             daemon.end()
         shutil.rmtree(folder, ignore_errors=True)
+
+
+class Shared:
+    """The world of this test process: started when the first asks, ended by the session."""
+
+    def __init__(self) -> None:
+        self._stack = contextlib.ExitStack()
+        self._clusters: dict[str, Slurm] | None = None
+
+    def get(self) -> dict[str, Slurm]:
+        if self._clusters is None:
+            self._clusters = self._stack.enter_context(running_slurm("lab", "sea", rest=True))
+        return self._clusters
+
+    def close(self) -> None:
+        self._stack.close()
+        self._clusters = None
+
+
+SHARED = Shared()

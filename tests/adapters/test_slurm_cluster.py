@@ -7,13 +7,14 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
 
 import msgspec
 import pytest
+from tests.adapters.slurm_shell import TroubledShell, rules_of
 from tests.adapters.slurm_world import ACCOUNT, GUEST, Slurm
 from tests.fakes.agents import attempt
 
@@ -21,10 +22,11 @@ from intertie.agent.adapters.files import Content, LocalFiles, Owned
 from intertie.agent.adapters.port import Accounted, NativeJob, NativeOutcome, NativePhase, NativeWork
 from intertie.agent.adapters.stub import Start, start_sh
 from intertie.agent.core.model import Attempt
+from intertie.agent.core.rights import SLOTS
 from intertie.agent.slurm.cluster import SlurmCluster
 from intertie.agent.slurm.commands import Commands
-from intertie.agent.slurm.core.rules import Become, SlurmMap, SlurmRules
-from intertie.agent.slurm.transport import Done, LocalShell, Unsure, environment
+from intertie.agent.slurm.core.rules import SlurmMap, SlurmRules
+from intertie.agent.slurm.transport import Done, Unsure, environment
 from intertie.clock import SystemClock
 from intertie.contracts.site import DeviceKind
 from intertie.errors import Refused, Unavailable
@@ -32,28 +34,6 @@ from intertie.ids import AttemptId, JobId
 
 CLOCK = SystemClock()
 LIMIT_S = 60.0
-
-
-@dataclass
-class TroubledShell(LocalShell):
-    """The real commands, with a word of a test's own where it wants one."""
-
-    def __init__(self, env: dict[str, str]) -> None:
-        super().__init__(env)
-        self.instead: list[tuple[str, Callable[[], Done] | None, Done | None]] = []
-        self.ran: list[tuple[str, ...]] = []
-
-    async def run(self, argv: Sequence[str], **how: object) -> Done:
-        self.ran.append(tuple(argv))
-        if self.instead and self.instead[0][0] == argv[0]:
-            _, before, answer = self.instead.pop(0)
-            if before is None:
-                # Taken, and its answer is lost.
-                await super().run(argv, **how)  # type: ignore[arg-type]
-            if answer is None:
-                raise Unsure("slurm.no_answer", "no answer")
-            return answer
-        return await super().run(argv, **how)  # type: ignore[arg-type]
 
 
 @dataclass
@@ -104,20 +84,6 @@ class Bench:
     async def end(self, script: str, **about: object) -> NativeJob:
         made, _ = await self.submit(script, **about)
         return await self.until(made.id, NativePhase.ENDED)
-
-
-def rules_of(slurm: Slurm, folder: Path, **more: object) -> SlurmRules:
-    base = SlurmRules(
-        folder=str(folder),
-        partition="train",
-        account=ACCOUNT,
-        accounts=[GUEST],
-        become=Become.ROOT,
-        conf=str(slurm.conf),
-        path=slurm.env["PATH"],
-        models={"a100": "A100-SXM4-80GB", "h20": "H20"},
-    )
-    return msgspec.structs.replace(base, **more) if more else base
 
 
 @pytest.fixture
@@ -351,7 +317,7 @@ async def test_a_drained_node_leaves_at_once_and_foreign_work_is_a_number(bench:
     slurm = bench.slurm
     before = await bench.cluster.describe()
     assert before.cluster == "lab" and before.version.startswith("22.05")
-    assert {(one.model, one.devices, one.busy, one.usable) for one in before.nodes if one.model} == {
+    assert {(one.model, one.devices, one.busy, one.usable) for one in before.nodes if one.model != SLOTS} == {
         ("A100-SXM4-80GB", 4, 0, True),
         ("H20", 4, 0, True),
     }
@@ -366,7 +332,7 @@ async def test_a_drained_node_leaves_at_once_and_foreign_work_is_a_number(bench:
                 break
             assert time.monotonic() < deadline, seen
             await asyncio.sleep(0.2)
-        (drained,) = [one for one in seen.nodes if one.name == "lab1" and one.model]
+        (drained,) = [one for one in seen.nodes if one.name == "lab1" and one.model != SLOTS]
         assert (drained.usable, drained.reason) == (False, "its fan")
     finally:
         slurm.run("scontrol", "update", "NodeName=lab1", "State=RESUME")

@@ -85,13 +85,20 @@ class Stack:
         self.admin.post("/v1/meter-specs", MeterSpec, agreement)
 
     async def add_site(
-        self, name: str, *, slots: int = 4, interconnect: str = "none", profile: Path | None = None, env: Mapping[str, str] | None = None
+        self,
+        name: str,
+        *,
+        slots: int = 4,
+        interconnect: str = "none",
+        profile: Path | None = None,
+        env: Mapping[str, str] | None = None,
+        kind: SiteKind = SiteKind.MACHINES,
     ) -> Site:
         """Invite, join, map, start; returns when the hub hears it."""
         site = Site(SiteName(name), self.folder / name, dict(env or {}))
 
         def join() -> None:
-            invite = InviteSite(site=site.name, kind=SiteKind.MACHINES, owner="tester", owner_tenant=TENANT)
+            invite = InviteSite(site=site.name, kind=kind, owner="tester", owner_tenant=TENANT)
             invited = self.admin.post("/v1/invitations", Invited, invite)
             with environment(site.env):
                 join_site(self.layout.public_url, invited.token, site.folder, profile, interconnect=interconnect, slots=slots)
