@@ -22,7 +22,10 @@ import time
 FORMAT = 1
 PR_SET_CHILD_SUBREAPER = 36
 PR_SET_NO_NEW_PRIVS = 38
-PRCTL = ctypes.CDLL(None, use_errno=True).prctl  # Loaded before any fork and before the code on disk can change.
+LIBC = ctypes.CDLL(None, use_errno=True)
+PRCTL, MOUNT, UNSHARE = LIBC.prctl, LIBC.mount, LIBC.unshare  # Loaded before any fork and before the code on disk can change.
+CLONE_NEWNS = 0x20000
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 1, 2, 4, 32, 4096, 16384, 1 << 18
 SIGNALS = {signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGUSR1}
 
 RECORD_BYTES = 4096
@@ -42,6 +45,7 @@ EXIT_TWICE = 4
 EXIT_DISK = 5
 EXIT_NO_SUBREAPER = 6
 EXIT_TOO_LATE = 7
+EXIT_LIMITS = 8
 TOO_LATE = "too late: "
 """Before the reason, on standard error: nothing of the job was started, and never will be."""
 
@@ -142,6 +146,32 @@ def nanoseconds(seconds: object, otherwise: int) -> int:
     return int(seconds * 1e9) if isinstance(seconds, int | float) else otherwise
 
 
+def groups_of(spec: dict[str, object]) -> list[dict[str, object]]:
+    """The groups that limit the run, as the agent named them."""
+    found = spec.get("limits")
+    return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
+
+
+def write_limit(folder: str, name: str, value: str) -> None:
+    """A name that begins with `-` is one that not every kernel has."""
+    try:
+        with open(f"{folder}/{name.removeprefix('-')}", "w", encoding="ascii") as f:
+            f.write(value)
+    except OSError:
+        if not name.startswith("-"):
+            raise
+
+
+def oom_kills(folder: str, name: str) -> int:
+    """How often the kernel ended something in this group for want of memory; 0 if it does not say."""
+    try:
+        with open(f"{folder}/{name}", encoding="ascii") as f:
+            counts = [line.split() for line in f]
+    except OSError:
+        return 0
+    return sum(int(words[1]) for words in counts if len(words) == 2 and words[0] == "oom_kill" and words[1].isdigit())
+
+
 def children(pid: int) -> list[int]:
     """Direct children of `pid`; empty if it has gone."""
     try:
@@ -198,6 +228,32 @@ def kill_all(cgroup: str | None) -> None:
     tell(descendants(), signal.SIGKILL)
 
 
+def call(doing: str, done: int) -> None:
+    """A system call's answer; `OSError` that names what was done."""
+    if done != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), doing)
+
+
+def furnish(mounts: object) -> None:
+    """A mount namespace of its own, in which each declared folder is what this run may see of it. What is hidden or read-only stays so: the job
+    has no right to undo it, and a user namespace of its own gets these mounts locked together."""
+    if not isinstance(mounts, list) or not mounts:
+        return
+    call("data namespace", UNSHARE(CLONE_NEWNS))
+    call("data namespace", MOUNT(b"none", b"/", None, MS_REC | MS_PRIVATE, None))
+    for one in mounts:
+        path, how = os.fsencode(str(one["path"])), one["how"]
+        doing = f"data {one['path']}"
+        if how == "hidden":
+            call(doing, MOUNT(b"none", path, b"tmpfs", MS_RDONLY | MS_NOSUID | MS_NODEV, b"size=4k,mode=000"))
+            continue
+        # What is mounted below a read-only folder would stay writable: it is not shown.
+        call(doing, MOUNT(path, path, None, MS_BIND | (MS_REC if how == "rw" else 0), None))
+        if how == "ro":
+            call(doing, MOUNT(b"none", path, None, MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV, None))
+
+
 def become(spec: dict[str, object], env: dict[str, str], go: int, said: int, log: int) -> None:
     """After the fork: wait for the parent's record, drop rights, become the job. Never returns; a refusal is told through `said`."""
     doing = "start"
@@ -210,6 +266,12 @@ def become(spec: dict[str, object], env: dict[str, str], go: int, said: int, log
             doing = str(cgroup)
             with open(f"{cgroup}/cgroup.procs", "w", encoding="ascii") as f:
                 f.write(str(os.getpid()))
+        for group in groups_of(spec):
+            doing = str(group["folder"])
+            with open(f"{doing}/cgroup.procs", "w", encoding="ascii") as f:
+                f.write(str(os.getpid()))
+        doing = "data"
+        furnish(spec.get("mounts"))
         null = os.open("/dev/null", os.O_RDONLY)
         os.dup2(null, 0)
         os.dup2(log, 1)
@@ -256,6 +318,7 @@ class Supervisor:
         self.reason: str | None = None
         self.left_behind = 0
         self.refused = ""
+        self.out_of_memory = False
         self.leased = bool(spec.get("leased"))
         self.lease: Lease | None = None
 
@@ -272,11 +335,16 @@ class Supervisor:
             sys.stderr.write(f"{TOO_LATE}{late}" + "\n")
             return EXIT_TOO_LATE
         self.make_cgroup()
+        try:
+            self.make_limits()
+        except OSError as err:
+            sys.stderr.write(f"limits: {err}" + "\n")
+            self.remove_groups()
+            return EXIT_LIMITS
         self.start(started)
         gone = self.watch()
-        if self.cgroup:
-            with contextlib.suppress(OSError):
-                os.rmdir(self.cgroup)
+        self.out_of_memory = any(oom_kills(str(one["folder"]), str(one["oom"])) for one in groups_of(self.spec) if one.get("oom"))
+        self.remove_groups()
         return self.tell_end(self.record(gone))
 
     def tell_end(self, record: dict[str, object]) -> int:
@@ -311,6 +379,19 @@ class Supervisor:
         except OSError:
             self.cgroup = None
             self.spec.pop("cgroup", None)
+
+    def make_limits(self) -> None:
+        """The groups that hold the run to its limits; one that the kernel refuses refuses the run."""
+        for group in groups_of(self.spec):
+            folder, writes = str(group["folder"]), group.get("writes")
+            os.makedirs(folder, exist_ok=True)
+            for name, value in writes if isinstance(writes, list) else ():
+                write_limit(folder, str(name), str(value))
+
+    def remove_groups(self) -> None:
+        for folder in {self.cgroup or "", *(str(one["folder"]) for one in groups_of(self.spec))} - {""}:
+            with contextlib.suppress(OSError):
+                os.rmdir(folder)
 
     def start(self, started: Record) -> None:
         env = read_json(f"{self.folder}/env.json") or {}
@@ -419,6 +500,7 @@ class Supervisor:
             "refused": refused,
             "stopped_for": None if self.reason == "left_behind" else self.reason,
             "left_behind": self.left_behind,
+            "out_of_memory": self.out_of_memory,
             "started": self.began,
             "main_ended": self.main_ended,
             "gone": gone,

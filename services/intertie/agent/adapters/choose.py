@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from intertie.agent.adapters.house import house_of
 from intertie.agent.adapters.port import Adapter, Cluster
 from intertie.agent.adapters.process import ProcessAdapter, find_cgroups
 from intertie.agent.adapters.queue import QueueAdapter
 from intertie.agent.config import Folder
 from intertie.agent.core.rules import Rules
 from intertie.agent.kubernetes.core.settings import KubernetesRules
+from intertie.agent.slurm.core.rules import Become, SlurmRules
 from intertie.clock import Clock
 
 
@@ -30,7 +32,9 @@ def adapter_of(folder: Folder, rules: Rules, clock: Clock) -> Chosen:
     """`Refused` if what is declared cannot be used here."""
     if rules.kubernetes is not None:
         return on_kubernetes(folder, rules.kubernetes, clock)
-    return Chosen(ProcessAdapter(folder.jobs, cgroups=find_cgroups()))
+    if rules.slurm is not None:
+        return on_slurm(folder, rules.slurm, clock)
+    return Chosen(ProcessAdapter(folder.jobs, cgroups=find_cgroups(), house=house_of(rules)))
 
 
 def on_kubernetes(folder: Folder, rules: KubernetesRules, clock: Clock) -> Chosen:
@@ -40,3 +44,12 @@ def on_kubernetes(folder: Folder, rules: KubernetesRules, clock: Clock) -> Chose
     cluster = KubernetesCluster(rules, folder.root / "kubernetes", clock)
     adapter = QueueAdapter(folder.jobs, cluster, ClaimFiles(rules), clock, every_s=float(rules.observe_s))
     return Chosen(adapter, cluster, float(rules.observe_s))
+
+
+def on_slurm(folder: Folder, rules: SlurmRules, clock: Clock) -> Chosen:
+    from intertie.agent.slurm.wiring import slurm_of  # Only where there is one.
+
+    cluster, files = slurm_of(rules, folder.root, clock)
+    single = rules.become is Become.SELF
+    adapter = QueueAdapter(folder.jobs, cluster, files, clock, every_s=rules.every_s, single_user=single)
+    return Chosen(adapter, cluster, rules.every_s)

@@ -37,8 +37,10 @@ import msgspec
 
 from intertie.agent import accounts, procs, supervisor
 from intertie.agent.accounts import LocalAccount
+from intertie.agent.adapters.house import House
 from intertie.agent.adapters.orphans import Orphan, Owed
 from intertie.agent.adapters.port import Chunk, Presence
+from intertie.agent.adapters.records import ExitFile, KeptFile, MomentFile, SpecFile, StartedFile, exit_of, record_of
 from intertie.agent.core.attempts import Exit
 from intertie.agent.core.leases import Deadline
 from intertie.agent.core.model import Attempt, StartedRecord
@@ -56,55 +58,6 @@ FORMATS = tuple(range(max(1, supervisor.FORMAT - 2), supervisor.FORMAT + 1))
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 _encode = msgspec.json.Encoder(decimal_format="string").encode
-
-
-class _Started(msgspec.Struct, frozen=True):
-    format: int
-    pid: int
-    start_ticks: int
-    boot_id: str
-    utc_ns: int
-    boot_ns: int
-
-
-class _Refused(msgspec.Struct, frozen=True):
-    errno: int
-    file: str
-    text: str
-
-
-class _Moment(msgspec.Struct, frozen=True):
-    utc_ns: int
-    boot_ns: int
-
-
-class _Spec(msgspec.Struct, frozen=True):
-    """Of `spec.json`, what we read again."""
-
-    uid: int | None = None
-    grace_s: float = 10.0
-
-
-class _Exit(msgspec.Struct, frozen=True):
-    format: int
-    code: int | None
-    signal: int | None
-    refused: _Refused | None
-    stopped_for: str | None
-    left_behind: int
-    started: _Moment
-    gone: _Moment
-    ran_us: int
-    user_s: float
-    system_s: float
-    max_rss_kib: int
-
-
-class _Kept(msgspec.Struct, frozen=True):
-    """`attempt.json`."""
-
-    format: int
-    attempt: Attempt
 
 
 def find_cgroups() -> Path | None:
@@ -131,10 +84,19 @@ def visible_npus(devices: Sequence[str]) -> dict[str, str]:
 class ProcessAdapter:
     """This machine. `folder` is `<data>/jobs`; `python` runs supervisors (they need the standard library alone)."""
 
-    def __init__(self, folder: Path, *, python: str = sys.executable, cgroups: Path | None = None, boot: str | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        python: str = sys.executable,
+        cgroups: Path | None = None,
+        boot: str | None = None,
+        house: House | None = None,
+    ) -> None:
         self.folder = folder
         self.python = python
         self.cgroups = cgroups
+        self.house = house or House()
         self.boot = boot or supervisor.boot_id()
         self._spawned: dict[AttemptId, int] = {}
         self._orphans: dict[AttemptId, Orphan] = {}
@@ -203,7 +165,7 @@ class ProcessAdapter:
         cwd = attempt.local.cwd if attempt.local else str(home / "work")
         spec: dict[str, Any] = {
             "format": supervisor.FORMAT,
-            "argv": [str(script), *attempt.spec.args],
+            **self.house.spec(attempt, [str(script), *attempt.spec.args], work=cwd, shown=[str(home)]),
             "cwd": cwd,
             "wall_s": attempt.spec.wall_s,
             "grace_s": 10,
@@ -215,7 +177,7 @@ class ProcessAdapter:
         if who is not None:
             spec |= {"uid": who.uid, "gid": who.gid, "groups": list(who.groups)}
         _write(home / "env.json", json.dumps(self._env(attempt, home, cwd, who)).encode("utf-8"), 0o600, sync=False)
-        _write(home / "attempt.json", _encode(_Kept(supervisor.FORMAT, msgspec.structs.replace(attempt, env={}))), 0o600, sync=False)
+        _write(home / "attempt.json", _encode(KeptFile(supervisor.FORMAT, msgspec.structs.replace(attempt, env={}))), 0o600, sync=False)
         _write(home / "spec.json", json.dumps(spec).encode("utf-8"), 0o600, sync=False)
 
     def _env(self, attempt: Attempt, home: Path, cwd: str, who: LocalAccount | None) -> dict[str, str]:
@@ -263,12 +225,12 @@ class ProcessAdapter:
         pause = 0.004
         while True:
             if (started := self._started(attempt)) is not None:
-                return _record(started)
+                return record_of(started)
             if (self.home(attempt) / "fenced").exists():
                 return Exit(certain=True, refused_errno=errno.EEXIST, refused_file="supervisor", refused_text="given up before it started")
             if self._exit(attempt) is None and not self._supervisor_lives(attempt):
                 if (started := self._started(attempt)) is not None:
-                    return _record(started)
+                    return record_of(started)
                 why = self._complaint(attempt)
                 number = errno.ETIME if why.startswith(supervisor.TOO_LATE) else errno.ENOSPC
                 return Exit(certain=True, refused_errno=number, refused_file="supervisor", refused_text=why)
@@ -322,12 +284,12 @@ class ProcessAdapter:
             raise Refused("agent.job_format", f"{attempt}/{name} has format {value.format}; this agent reads {FORMATS}")
         return value
 
-    def _started(self, attempt: AttemptId) -> _Started | None:
-        found: _Started | None = self._json(attempt, "started.json", _Started)
+    def _started(self, attempt: AttemptId) -> StartedFile | None:
+        found: StartedFile | None = self._json(attempt, "started.json", StartedFile)
         return found
 
-    def _exit(self, attempt: AttemptId) -> _Exit | None:
-        found: _Exit | None = self._json(attempt, "exit.json", _Exit)
+    def _exit(self, attempt: AttemptId) -> ExitFile | None:
+        found: ExitFile | None = self._json(attempt, "exit.json", ExitFile)
         return found
 
     def _supervisor(self, attempt: AttemptId) -> procs.Identity | None:
@@ -366,7 +328,7 @@ class ProcessAdapter:
             if (home / "fenced").exists() or not (home / "attempt.json").exists():
                 continue
             try:
-                record: _Kept | None = self._json(AttemptId(home.name), "attempt.json", _Kept)
+                record: KeptFile | None = self._json(AttemptId(home.name), "attempt.json", KeptFile)
             except Refused:
                 continue  # Of a newer format: its own agent knows what to make of it.
             if record is not None and record.attempt.id == home.name:
@@ -409,7 +371,7 @@ class ProcessAdapter:
                 await procs.gone(who)
             self._reap(name)
             if (record := self._exit(name)) is not None:
-                return _exit_of(record)
+                return exit_of(record)
             return await self._without_record(attempt)
         finally:
             self._reap(name)
@@ -421,7 +383,7 @@ class ProcessAdapter:
         if started.boot_id != self.boot:
             return Exit(certain=False, rebooted=True, ran_us=self._last_sign_us(attempt.id, started))
         # The supervisor is lost and the job may live: what is left of it is followed by identity, stopped when it must be, and seen gone.
-        spec = self._json(attempt.id, "spec.json", _Spec) or _Spec()
+        spec = self._json(attempt.id, "spec.json", SpecFile) or SpecFile()
         orphan = self._orphan(attempt.id, started, spec)
         try:
             why = await orphan.see_out(partial(self._owed, attempt, started, spec))
@@ -432,16 +394,19 @@ class ProcessAdapter:
         if orphan.cgroup is not None:
             with contextlib.suppress(OSError):
                 orphan.cgroup.rmdir()
+        for group in spec.limits:
+            with contextlib.suppress(OSError):
+                os.rmdir(group.folder)
         # What we ended had lived until then: its end is known, if not its exit code.
         return Exit(certain=bool(why), stopped_for=why or None, ran_us=ran_us)
 
-    def _orphan(self, attempt: AttemptId, started: _Started, spec: _Spec) -> Orphan:
+    def _orphan(self, attempt: AttemptId, started: StartedFile, spec: SpecFile) -> Orphan:
         cgroup = self.cgroups / attempt if self.cgroups is not None and (self.cgroups / attempt).exists() else None
         first = procs.Identity(started.pid, started.start_ticks, started.boot_id)
         self._orphans[attempt] = orphan = Orphan(attempt, first, os.geteuid() if spec.uid is None else spec.uid, cgroup, spec.grace_s)
         return orphan
 
-    def _owed(self, attempt: Attempt, started: _Started, spec: _Spec, at_ns: int) -> Owed | None:
+    def _owed(self, attempt: Attempt, started: StartedFile, spec: SpecFile, at_ns: int) -> Owed | None:
         """What its supervisor would do now: the same reasons, from the same files, in the same order."""
         noted = supervisor.read_json(str(self.home(attempt.id) / "stop.json")) or {}
         grace_s = self._asked.get(attempt.id, noted.get("grace_s"))
@@ -453,8 +418,8 @@ class ProcessAdapter:
         over = supervisor.Lease(told).over() if told is not None else attempt.lease_s > 0
         return Owed("lease_ended", spec.grace_s) if over else None
 
-    def _last_sign_us(self, attempt: AttemptId, started: _Started) -> int:
-        sign: _Moment | None = self._json(attempt, "alive", _Moment)
+    def _last_sign_us(self, attempt: AttemptId, started: StartedFile) -> int:
+        sign: MomentFile | None = self._json(attempt, "alive", MomentFile)
         return max(0, (sign.boot_ns - started.boot_ns) // 1000) if sign is not None else 0
 
     def _reap(self, attempt: AttemptId) -> None:
@@ -535,28 +500,6 @@ class ProcessAdapter:
                 if who is not None and who.boot_id == self.boot:
                     found[who.pid] = name
         return found
-
-
-def _record(started: _Started) -> StartedRecord:
-    return StartedRecord(utc_ns=started.utc_ns, boot_ns=started.boot_ns, native_id=str(started.pid))
-
-
-def _exit_of(record: _Exit) -> Exit:
-    refused = record.refused
-    return Exit(
-        certain=True,
-        code=record.code,
-        signal=record.signal,
-        refused_errno=refused.errno if refused else None,
-        refused_file=refused.file if refused else "",
-        refused_text=refused.text if refused else "",
-        stopped_for=record.stopped_for,
-        left_behind=record.left_behind,
-        ran_us=record.ran_us,
-        user_s=record.user_s,
-        system_s=record.system_s,
-        max_rss_kib=record.max_rss_kib,
-    )
 
 
 def _script(attempt: Attempt) -> str:

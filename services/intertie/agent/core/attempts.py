@@ -245,6 +245,6 @@ def _asked(attempt: Attempt) -> Verdict:
 
 def _refused(end: Exit) -> Verdict:
     told = f"{end.refused_file}: {end.refused_text}"
-    if end.refused_errno in _SITE_ERRNOS or end.refused_file.startswith(("uid ", "/sys/")):
+    if end.refused_errno in _SITE_ERRNOS or end.refused_file.startswith(("uid ", "/sys/", "data")):
         return Verdict("failed", Cause.SITE, f"could not be started here: {told}")
     return Verdict("failed", Cause.JOB, f"its script could not be executed: {told} (is the interpreter of its first line installed?)")

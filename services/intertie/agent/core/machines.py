@@ -36,9 +36,10 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 class Container(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Jobs run in this image, by this program; without it they are processes."""
 
-    runtime: Annotated[str, msgspec.Meta(pattern="^(apptainer|docker)$")]
-    image: Annotated[str, msgspec.Meta(min_length=1, max_length=400)]
-    """A file for apptainer; `name@sha256:…` for docker, so that what runs is what was approved."""
+    runtime: Annotated[str, msgspec.Meta(pattern="^(apptainer|singularity)$")]
+    """What a daemon would start (docker, podman's service) is below no supervisor of ours and would outlive its stop: it is not offered."""
+    image: Annotated[str, msgspec.Meta(pattern="^/[^\\x00]+$")]
+    """A file of the owner's, so that what runs is what was approved."""
 
 
 class MachinesRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

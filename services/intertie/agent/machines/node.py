@@ -15,6 +15,7 @@ from typing import TypeVar
 
 import msgspec
 
+from intertie.agent.adapters.house import House
 from intertie.agent.adapters.process import ProcessAdapter
 from intertie.agent.config import plain_model
 from intertie.agent.core import leases
@@ -102,8 +103,8 @@ def _worth(held: Deadline, until: Deadline, attempt: Attempt) -> bool:
 class NodeAdapter(ProcessAdapter):
     """Remembers how work ended until its entry is made."""
 
-    def __init__(self, folder: Path, *, cgroups: Path | None = None) -> None:
-        super().__init__(folder, cgroups=cgroups)
+    def __init__(self, folder: Path, *, cgroups: Path | None = None, house: House | None = None) -> None:
+        super().__init__(folder, cgroups=cgroups, house=house)
         self.ends: dict[AttemptId, Exit] = {}
 
     async def ended(self, attempt: Attempt) -> Exit:

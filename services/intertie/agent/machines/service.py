@@ -17,6 +17,7 @@ from pathlib import Path
 import msgspec
 
 from intertie.agent import accounts
+from intertie.agent.adapters.house import house_of
 from intertie.agent.adapters.process import find_cgroups
 from intertie.agent.books import get_setting, put_setting
 from intertie.agent.config import VERSION, Folder, write_whole
@@ -171,7 +172,7 @@ class NodeAgent:
             ),
             key=self.key,
             journal=self.journal,
-            adapter=NodeAdapter(self.folder.jobs, cgroups=find_cgroups()),
+            adapter=NodeAdapter(self.folder.jobs, cgroups=find_cgroups(), house=house_of(self.folder.rules())),
             clock=self.clock,
             transfer=LineTransfer(self.bus),
             pools=self._pools(),
