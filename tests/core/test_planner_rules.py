@@ -234,6 +234,7 @@ ROWS: list[tuple[str, WaitReason, Callable[[], Snapshot], str, str]] = [
     ("unheard", WaitReason.SITES_SILENT, lambda: snapshot(pools=(pool(heard=False),)), "an answered sync", "silence"),
     ("catching_up", WaitReason.SITES_SILENT, lambda: snapshot(pools=(pool(caught_up=False),)), "its lane at head", "catching up"),
     ("candidate", WaitReason.CORDONED, lambda: snapshot(pools=(pool(phase=Phase.CANDIDATE),)), "pilot", "candidate"),
+    ("unproven", WaitReason.CORDONED, lambda: snapshot(pools=(pool(unproven="it sees 0"),)), "a probe that passed", "it sees 0"),
     ("suspended", WaitReason.CORDONED, lambda: snapshot(pools=(pool(phase=Phase.SUSPENDED),)), "a working phase", "suspended"),
     # FEATURES 24: an hour of wall time does not fit before a window that opens in half an hour, nor into one that is open
     ("downtime", WaitReason.CORDONED, lambda: snapshot(pools=(pool(downtimes=(down(30, 90),)),)), "3600 s", "1800 s"),

@@ -9,13 +9,13 @@ import pytest
 from tests.edges.test_registry_drills import OPERATOR, OTHER
 from tests.edges.test_registry_store import REQUEST, SITE, A, on_postgres
 
-from intertie.clock import SystemClock
+from intertie.clock import ManualClock
 from intertie.contracts.base import decode, encode
 from intertie.contracts.incident import FaultReported
 from intertie.contracts.link import Inventory, Lane, ProbeTold
 from intertie.contracts.observed import PoolSeen
 from intertie.contracts.probe import ProbeOutcome, ProbeReport, ProofsQuery
-from intertie.contracts.site import Device, DeviceKind, DeviceObserved, DeviceState, PoolInventory
+from intertie.contracts.site import Device, DeviceKind, DeviceObserved, DeviceState, PoolInventory, SitesQuery
 from intertie.errors import NotFound
 from intertie.ids import DeviceId, Digest, JournalId, PoolName, SiteName
 from intertie.lane.tables import LaneEntry
@@ -35,7 +35,8 @@ class World:
     def __init__(self, store: RegistryStore) -> None:
         self.store = store
         self.kept = MemoryProofs(store) if isinstance(store, MemoryRegistryStore) else PgProofs(store)  # type: ignore[arg-type]
-        self.proofs = Proofs(self.kept, store, SystemClock(), site_key=self._key)
+        self.clock = ManualClock(T0)
+        self.proofs = Proofs(self.kept, store, self.clock, site_key=self._key)
         self.seq = 0
 
     async def _key(self, site: SiteName) -> str:
@@ -138,3 +139,28 @@ async def test_drift_opens_one_incident_with_its_numbers_and_ends_it(world: Worl
 async def test_another_owner_s_site_is_not_there(world: World) -> None:
     with pytest.raises(NotFound):
         await world.proofs.proofs(ProofsQuery(site=SITE), OTHER)
+
+
+async def test_a_hub_that_asks_for_proof_says_of_each_pool_why_it_has_none_and_by_default_asks_for_none(world: World) -> None:
+    async def unproven() -> str:
+        _, pools = await world.store.sites(SitesQuery(site=SITE))
+        return next(record.unproven for record in pools if record.pool == A)
+
+    await world.proofs.look()
+    assert await unproven() == ""
+    asking = Proofs(world.kept, world.store, world.clock, site_key=world._key, max_age_days=2)
+    world.proofs = asking
+    for told, said in [
+        (None, "no probe has passed yet"),
+        (report("p-1"), ""),
+        (report("p-2", ProbeOutcome.UNPROVEN), ""),
+        (report("p-3", ProbeOutcome.FAILED), "the last probe failed: it sees 0"),
+        (report("p-4"), ""),
+    ]:
+        if told is not None:
+            await world.tell(told)
+        await asking.look()
+        assert await unproven() == said
+    world.clock.advance(3 * 86_400)
+    await asking.look()
+    assert await unproven() == "the last probe that passed is 3 days old, 2 are allowed"

@@ -245,6 +245,8 @@ class PoolRecord(Contract, frozen=True, kw_only=True):
     """Those that are not over, by start."""
     offerings: Annotated[list[JobOffering], msgspec.Meta(max_length=64)] = []
     """Job offerings of this pool; what they may take at once is not lent a second time."""
+    unproven: Text = ""
+    """Why its capability is not proven, where the hub asks for proof; empty: it is, or no proof is asked for."""
     version: Positive
 
     @property

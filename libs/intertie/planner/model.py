@@ -71,6 +71,8 @@ class PoolView:
     """Why the site takes no work at all (a full disk, a journal at its bound); empty: it does."""
     self_stop: bool = False
     """Supervisors there stop `rerun` work without the agent."""
+    unproven: str = ""
+    """Why its capability is not proven, where that is asked for."""
     one_node: bool = False
     """A pool of machines: one run lives on one node there."""
     mode: AccessMode | None = AccessMode.MANAGED

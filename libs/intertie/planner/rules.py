@@ -257,6 +257,12 @@ def _suspended(_: QueuedJob, pool: PoolView, __: Room) -> Finding | None:
     return None
 
 
+def _unproven(_: QueuedJob, pool: PoolView, __: Room) -> Finding | None:
+    if pool.unproven:
+        return Finding(f"what {pool.name} declares is not proven: {pool.unproven}", needed="a probe that passed", found=pool.unproven)
+    return None
+
+
 def _candidate(_: QueuedJob, pool: PoolView, __: Room) -> Finding | None:
     if pool.phase is Phase.CANDIDATE:
         return Finding("the pool is a candidate: no outside work before its pilot", needed=Phase.PILOT.value, found=pool.phase.value)
@@ -435,6 +441,7 @@ RULES: Sequence[Rule] = (
     Rule("unheard", W.SITES_SILENT, _unheard),
     Rule("catching_up", W.SITES_SILENT, _catching_up),
     Rule("candidate", W.CORDONED, _candidate),
+    Rule("unproven", W.CORDONED, _unproven),
     Rule("suspended", W.CORDONED, _suspended),
     Rule("downtime", W.CORDONED, _downtime),
     Rule("cordoned", W.CORDONED, _cordoned),

@@ -66,6 +66,7 @@ TEXTS: Mapping[str, tuple[str, str]] = {
     "rule.candidate": ("the pool has no pilot yet", "资源池仍为候选,未进入试点"),
     "rule.phase_tenants": ("in this phase for named tenants only", "当前接入阶段仅限指定租户"),
     "rule.downtime": ("the pool goes down before the job would end", "资源池停机窗口早于任务最长运行时间"),
+    "rule.unproven": ("what the pool declares is not proven", "资源池声明的能力未经探测证实"),
     "rule.suspended": ("the pool is suspended", "资源池已暂停"),
     "rule.cordoned": ("the pool takes no new work", "资源池暂停接收新任务"),
     "rule.self_stop": ("the site cannot stop leased work by itself", "该站点无法自行按授权时限停止任务"),

@@ -39,6 +39,8 @@ VERSION = package_version("intertie")
 class RegistrySettings(HubSettings, frozen=True, kw_only=True):
     """`INTERTIE_<FIELD>`, beside every hub service's."""
 
+    probe_max_age_days: Annotated[int, msgspec.Meta(ge=0, le=3_650)] = 0
+    """A pool without a probe that passed within so many days, or whose last one failed, gets no work; 0: no proof is asked for."""
     drill_max_age_days: Annotated[int, msgspec.Meta(ge=1, le=3_650)] = 90
     """A site without a passed drill younger than this says so."""
 
@@ -104,7 +106,14 @@ async def run(environ: Mapping[str, str]) -> int:
         offered = PgOfferings(store)
         await offered.lift_versions(first_version(epoch))
         service.call_offerings = CallOfferings(offered)
-        proofs = Proofs(PgProofs(store), store, clock, site_key=lambda site: site_key_of(bus, own.signed, site), beat_s=scale)
+        proofs = Proofs(
+            PgProofs(store),
+            store,
+            clock,
+            site_key=lambda site: site_key_of(bus, own.signed, site),
+            max_age_days=settings.probe_max_age_days,
+            beat_s=scale,
+        )
         service.proofs = proofs
         modes = Modes(store, clock, specs_of(bus, own.signed))
         return await serve(

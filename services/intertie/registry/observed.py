@@ -12,6 +12,8 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import datetime
 from typing import Any, NoReturn, Protocol
 
+import msgspec
+
 from intertie.bus.rpc import Caller, Serve
 from intertie.clock import Clock
 from intertie.contracts import endpoints
@@ -59,7 +61,9 @@ class ProofRows(Protocol):
         """Newest first."""
         ...
 
-    async def passed(self, site: SiteName, pool: PoolName) -> ProbeReport | None: ...
+    async def passed(self, site: SiteName, pool: PoolName) -> tuple[ProbeReport, datetime] | None:
+        """The last that passed, and when it was received (the hub's clock)."""
+        ...
 
     async def drift(self, site: SiteName, pool: PoolName) -> list[Drift]: ...
 
@@ -80,11 +84,12 @@ class Proofs:
         clock: Clock,
         *,
         site_key: Callable[[SiteName], Awaitable[str]],
+        max_age_days: int = 0,
         beat_s: float = 1.0,
     ) -> None:
-        """site_key: the public key that identity keeps for a site; empty if it knows none."""
+        """site_key: the public key that identity keeps for a site; empty if it knows none. max_age_days: how old a proof may be; 0: none is asked for."""
         self._store, self._registry, self._clock, self._site_key = store, registry, clock, site_key
-        self._look_s = LOOK_S * beat_s
+        self._max_age_days, self._look_s = max_age_days, LOOK_S * beat_s
 
     def handlers(self) -> Mapping[Endpoint[Any, Any], Serve]:
         return {endpoints.PROOFS: self.proofs}
@@ -104,7 +109,7 @@ class Proofs:
                             site=record.site,
                             pool=record.pool,
                             last=trend[0] if trend else None,
-                            passed_at=passed.at if passed is not None else None,
+                            passed_at=passed[0].at if passed is not None else None,
                             trend=trend,
                             drift=await rows.drift(record.site, record.pool),
                         )
@@ -155,13 +160,27 @@ class Proofs:
     async def _look_at(self, record: PoolRecord) -> None:
         async with self._store.proofs(read_only=True) as rows:
             before = await rows.drift(record.site, record.pool)
-            found = proof.drift(record, await rows.probes(record.site, record.pool, TREND))
+            probes = await rows.probes(record.site, record.pool, TREND)
+            passed = await rows.passed(record.site, record.pool)
+        found = proof.drift(record, probes)
+        why = proof.unproven(probes, passed[1] if passed else None, now=self._clock.now(), max_age_days=self._max_age_days)
+        if why != record.unproven:
+            await self._judged(record, why)
         if found == before:
             return
         async with self._store.proofs() as rows:
             await rows.save_drift(record.site, record.pool, found, self._clock.now())
             await rows.tx.fault(proof.drifted(record.site, record.pool, found))
         LOG.info("a pool's drift changed", site=record.site, pool=record.pool, drift=[one.what for one in found])
+
+    async def _judged(self, record: PoolRecord, why: str) -> None:
+        """The pool's record says so; it is told with the leader's next beat."""
+        async with self._registry.rows(reserved=True) as rows:
+            for row in await rows.pools(record.site):
+                if row.record.pool == record.pool and row.record.unproven != why:
+                    after = msgspec.structs.replace(row.record, unproven=why, version=row.record.version + 1)
+                    await rows.save_pool(msgspec.structs.replace(row, record=after))
+        LOG.info("a pool's proof changed", site=record.site, pool=record.pool, unproven=why)
 
 
 def _not_signed(site: SiteName, err: Refused) -> ReportIncident:
@@ -201,9 +220,9 @@ class PgProofRows:
         rows = await self.tx.all(Q.probes_find, site, pool, limit)
         return [decode(row["report"], ProbeReport, what="stored probe") for row in rows]
 
-    async def passed(self, site: SiteName, pool: PoolName) -> ProbeReport | None:
+    async def passed(self, site: SiteName, pool: PoolName) -> tuple[ProbeReport, datetime] | None:
         row = await self.tx.one(Q.probe_passed, site, pool)
-        return None if row is None else decode(row["report"], ProbeReport, what="stored probe")
+        return None if row is None else (decode(row["report"], ProbeReport, what="stored probe"), row["received_at"])
 
     async def drift(self, site: SiteName, pool: PoolName) -> list[Drift]:
         row = await self.tx.one(Q.drift_load, site, pool)
@@ -218,7 +237,7 @@ class MemoryProofs:
 
     def __init__(self, store: MemoryRegistryStore) -> None:
         self._store = store
-        self.reports: dict[tuple[SiteName, PoolName], list[ProbeReport]] = {}
+        self.reports: dict[tuple[SiteName, PoolName], list[tuple[ProbeReport, datetime]]] = {}
         self.drifts: dict[tuple[SiteName, PoolName], list[Drift]] = {}
 
     @asynccontextmanager
@@ -240,15 +259,15 @@ class MemoryProofRows:
 
     async def add(self, report: ProbeReport, sealed: Sealed, now: datetime) -> None:
         kept = self._store.reports.setdefault((report.site, report.pool), [])
-        if all(other.probe != report.probe for other in kept):
-            kept.append(report)
+        if all(other.probe != report.probe for other, _ in kept):
+            kept.append((report, now))
             del kept[:-KEPT_PROBES]
 
     async def probes(self, site: SiteName, pool: PoolName, limit: int) -> list[ProbeReport]:
-        return self._store.reports.get((site, pool), [])[::-1][:limit]
+        return [report for report, _ in self._store.reports.get((site, pool), [])[::-1][:limit]]
 
-    async def passed(self, site: SiteName, pool: PoolName) -> ProbeReport | None:
-        return next((one for one in await self.probes(site, pool, KEPT_PROBES) if one.outcome is ProbeOutcome.PASSED), None)
+    async def passed(self, site: SiteName, pool: PoolName) -> tuple[ProbeReport, datetime] | None:
+        return next((one for one in self._store.reports.get((site, pool), [])[::-1] if one[0].outcome is ProbeOutcome.PASSED), None)
 
     async def drift(self, site: SiteName, pool: PoolName) -> list[Drift]:
         return self._store.drifts.get((site, pool), [])

@@ -96,7 +96,7 @@ DELETE FROM probe WHERE site = $1 AND pool = $2 AND probe NOT IN (
 SELECT report FROM probe WHERE site = $1 AND pool = $2 ORDER BY received_at DESC, probe DESC LIMIT $3
 
 -- name: probe_passed
-SELECT report FROM probe WHERE site = $1 AND pool = $2 AND report ->> 'outcome' = 'passed' ORDER BY received_at DESC LIMIT 1
+SELECT report, received_at FROM probe WHERE site = $1 AND pool = $2 AND report ->> 'outcome' = 'passed' ORDER BY received_at DESC LIMIT 1
 
 -- name: drift_load
 SELECT drift FROM drift WHERE site = $1 AND pool = $2

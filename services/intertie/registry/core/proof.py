@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
 from statistics import median
 
 from intertie.contracts.incident import ReportIncident, Severity
@@ -113,3 +114,19 @@ def probed(report: ProbeReport) -> ReportIncident | None:
         site=report.site,
         recovered=passed,
     )
+
+
+def unproven(probes: Sequence[ProbeReport], passed_at: datetime | None, *, now: datetime, max_age_days: int) -> str:
+    """Why a pool's capability is not proven by the hub's policy; empty if it is, or none is asked for. `passed_at`: when the last that passed was received.
+
+    A probe that could see nothing (unproven) takes no proof away that is young enough.
+    """
+    if max_age_days == 0:
+        return ""
+    if probes and probes[0].outcome is ProbeOutcome.FAILED:
+        return f"the last probe failed: {probes[0].reason}"[:1_000]
+    if passed_at is None:
+        return "no probe has passed yet"
+    if now - passed_at > timedelta(days=max_age_days):
+        return f"the last probe that passed is {(now - passed_at).days} days old, {max_age_days} are allowed"
+    return ""

@@ -103,6 +103,7 @@ def pool_views(
                 paused=site.paused if site else False,
                 pause_told=_pause_told(site),
                 condition=_condition(site),
+                unproven=record.unproven,
                 self_stop=site.self_stop if site else False,
                 one_node=record.kind is SiteKind.MACHINES,
                 mode=record.mode,
