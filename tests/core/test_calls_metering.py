@@ -194,7 +194,7 @@ def test_a_gateway_whose_spool_is_gone_leaves_its_seal_and_the_difference_is_nam
 @pytest.mark.parametrize("gateway", [seen(taken=False, outcome=CallOutcome.REFUSED), seen(outcome=CallOutcome.REFUSED, code="call.model")])
 def test_what_reached_no_upstream_is_settled_by_the_gateway_alone(gateway: CallSeen) -> None:
     book = asked(None, gateway).book
-    assert (book.state, book.payer, book.amount) == ("settled", CallPays.FREE, 0)
+    assert (book.state, book.payer, book.amount) == ("settled", CallPays.FREE, Decimal(0))
 
 
 def _posted(amount: str) -> dict[tuple[str, str], Decimal]:
