@@ -207,6 +207,63 @@ async def _join(data: Path, hub: str, token: str, profile: Path | None, intercon
     return (await room.join(Folder(data), hub=hub, token=token, profiles=profiles)).site
 
 
+@cli.command()
+@DATA
+@click.option("--systemd", is_flag=True, help="Write the unit and have systemd read it.")
+@click.option("--user", is_flag=True, help="As a unit of your own, without root.")
+@click.option("--print", "only_print", is_flag=True, help="Print the unit; write nothing.")
+def install(data: Path, systemd: bool, user: bool, only_print: bool) -> None:
+    """Make the agent a service of this machine: started at boot, restarted if it ends, and its jobs outlive both."""
+    from intertie.agent import install as room
+
+    if systemd == only_print:
+        raise click.UsageError("say which: --systemd writes the unit, --print shows it")
+    try:
+        unit = room.unit_of(Folder(data.resolve()), user=user or os.geteuid() != 0)
+        if only_print:
+            click.echo(unit.text, nl=False)
+            return
+        rest = room.install(unit)
+    except IntertieError as err:
+        _fail(err)
+    click.echo(f"{unit.path} is written; next:")
+    for command in rest:
+        click.echo(f"  {command}")
+
+
+@cli.command()
+@DATA
+@click.option("--drain", is_flag=True, help="Let lent work end and leave the federation first, however long it takes.")
+@click.option(
+    "--receipt",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="With --drain: where the hub's receipt goes (default: receipt-SITE.json here).",
+)
+@click.option(
+    "--prefix", type=click.Path(path_type=Path, file_okay=False), help="Where a bundle was installed (default: the one this runs from)."
+)
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def uninstall(data: Path, drain: bool, receipt: Path | None, prefix: Path | None, yes: bool, as_json: bool) -> None:
+    """Take the agent away: service, data, program. Refused while work runs or while this is still a site; says what was removed."""
+    from intertie.agent import uninstall as room
+    from intertie.clock import SystemClock
+    from intertie.contracts.base import encode
+
+    folder = Folder(data.resolve())
+    site = room.joined_as(folder)
+    try:
+        if drain and site is not None:
+            room.leave(folder, (receipt or Path(f"receipt-{site}.json")).absolute())
+        room.require_idle(folder)
+        if not yes and not click.confirm(f"remove the agent, its service and what it keeps in {folder.root}?", err=True, default=False):
+            sys.exit(1)
+        done = room.uninstall(folder, SystemClock().now(), site, prefix=prefix.resolve() if prefix else None)
+    except IntertieError as err:
+        _fail(err)
+    click.echo(encode(done).decode() if as_json else room.told(done))
+
+
 def _fail(err: IntertieError) -> NoReturn:
     click.echo(f"error: {err.text} [{err.code}]", err=True)
     if err.next_step:
@@ -215,6 +272,9 @@ def _fail(err: IntertieError) -> NoReturn:
 
 
 def main() -> None:
+    from intertie.agent.slurm.command import slurm
+
+    cli.add_command(slurm)
     cli(prog_name="intertie-agent")
 
 
