@@ -240,7 +240,7 @@ async def test_another_site_cannot_speak_of_a_call_that_is_not_its_own(tmp_path:
         assert isinstance(end, CallDone) and words(data) == "".join(reply_of(question, 30))
 
 
-async def test_a_call_that_comes_twice_reaches_the_server_once(tmp_path: Path) -> None:
+async def test_br_093_a_call_that_comes_twice_reaches_the_server_once(tmp_path: Path) -> None:
     async with rig(tmp_path) as made:
         frame = made.frame("words=3")
         call = made.line.open(LAB, frame)
