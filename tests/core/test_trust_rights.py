@@ -54,6 +54,7 @@ spec.read          a  t  t  s  a  a  .
 statement.read     a  t  t  s  a  a  .
 allowance.set      a  .  .  .  .  .  .
 ledger.check       a  .  .  .  a  .  .
+reconciliation.read a . . s  a  .  .
 suspense.read      a  .  .  .  a  .  .
 suspense.release   a  .  .  .  .  .  .
 quarantine.read    a  .  .  .  a  .  .

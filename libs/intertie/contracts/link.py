@@ -361,7 +361,14 @@ class CallClosed(EntryBase, frozen=True, kw_only=True, tag="call"):
     sealed: Sealed
 
 
-MeteringEntry = SegmentClosed | PeriodClosed | CallClosed | JournalOpened | LostRange
+class NativeAccounting(EntryBase, frozen=True, kw_only=True, tag="native_accounting"):
+    """A part of what the site's own accounting holds of a day: `sealed.payload` is a `contracts.accounting.NativeDay`, under the site's key. Said only
+    to a keeper of link version 3 or later."""
+
+    sealed: Sealed
+
+
+MeteringEntry = SegmentClosed | NativeAccounting | PeriodClosed | CallClosed | JournalOpened | LostRange
 
 
 class Inventory(EntryBase, frozen=True, kw_only=True, tag="inventory"):

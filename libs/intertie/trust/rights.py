@@ -77,6 +77,7 @@ TABLE: Mapping[str, Mapping[Role, Relation]] = {
     "allowance.set": {_OPERATOR: _ANY},
     "ledger.check": {_OPERATOR: _ANY, _AUDITOR: _ANY},
     # What waits for a person: seen by who watches, decided by who answers for the platform.
+    "reconciliation.read": {_OPERATOR: _ANY, _AUDITOR: _ANY, _OWNER: _AT_SITE},
     "suspense.read": {_OPERATOR: _ANY, _AUDITOR: _ANY},
     "suspense.release": {_OPERATOR: _ANY},
     "quarantine.read": {_OPERATOR: _ANY, _AUDITOR: _ANY},

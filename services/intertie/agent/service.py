@@ -38,6 +38,7 @@ from intertie.agent.leave import GatewayRelease, Leaving
 from intertie.agent.machines.door import mount as mount_machines
 from intertie.agent.machines.pool import machines_of, waiting
 from intertie.agent.machines.reserved import Reserved
+from intertie.agent.native_books import NativeTeller
 from intertie.agent.probe import Probe
 from intertie.agent.probe_door import mount as mount_probe
 from intertie.agent.reopen import begin, recall_place, reopen, tell_held
@@ -138,6 +139,7 @@ class Agent:
         self.drill = Drill(self.site)
         await self.drill.open()
         door = Door(self.site, self._local_status, self.leaving, _end_this_process)
+        self.third = NativeTeller(self.site, chosen.cluster, beat=self.beat) if chosen.cluster is not None else None
         self.desk = Desk(self.site, beat=self.beat)
         await self.desk.recover()
         self.probe = Probe(self.site, beat=self.beat)
@@ -194,7 +196,7 @@ class Agent:
         self.site.seen = self._pools_seen(pools)
         await self.site.observe(seen, pools)
         self.probe.driver = self.telemetry.driver
-        await self.site.use.look(self.telemetry.cards, self.telemetry.shared(roots), self.site.settings.telemetry_beat_s * self.beat)
+        await self.site.use.look(self.telemetry.cards, self.telemetry.shared(), self.site.settings.telemetry_beat_s * self.beat)
         if self.lanes and self.bus.connected:
             local = {attempt.id: attempt.local is not None for attempt in self.site.books.attempts.values()}
             self.telemetry.every_s = self.site.settings.telemetry_beat_s * self.beat
@@ -251,6 +253,13 @@ class Agent:
                 LOG.warning("a tick was put off", code=err.code, text=err.text)
             await asyncio.sleep(TICK_S * self.beat)
 
+    async def accounts(self) -> None:
+        """The site's own accounting, where its scheduler keeps one."""
+        if self.third is None:
+            await asyncio.Event().wait()
+        else:
+            await self.third.run()
+
     async def connect(self) -> Bus:
         """A bus that connects when it can, with credentials minted here, offline, at each attempt."""
         login = SiteLogin(Key.read(self.folder.signing_key), self.joined.account, self.clock)
@@ -287,7 +296,7 @@ class Agent:
             session=session,
             on_instructions=self._instructed if scheduler else None,
             on_settings=self._settings if scheduler else None,
-            on_answer=self._answered if scheduler else self._registry_answered if lane is Lane.REGISTRY else None,
+            on_answer=self._answered if scheduler else self._registry_answered if lane is Lane.REGISTRY else self._metering_answered,
             on_reopen=partial(reopen, self.site),
             on_raised=partial(tell_held, self.site) if scheduler else None,
             running=self.site.running if scheduler else tuple,
@@ -304,6 +313,10 @@ class Agent:
             self._keeper_version = exchange.synced.v
         if exchange.synced.state is LaneState.OK:
             await self.site.answered(exchange.synced.lease_s, exchange.sent_boot_s)
+
+    async def _metering_answered(self, exchange: Exchange) -> None:
+        if self.third is not None:
+            self.third.answered(exchange)
 
     async def _registry_answered(self, exchange: Exchange) -> None:
         self.desk.answered(exchange)
@@ -439,6 +452,7 @@ async def run(folder: Folder, environ: Mapping[str, str], successor: Successor) 
                 probes=agent.probe.run(),
                 upgrades=successor.wait(),
                 nodes=agent.nodes(),
+                accounts=agent.accounts(),
             )
     finally:
         successor.withdraw()

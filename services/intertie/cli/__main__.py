@@ -31,6 +31,7 @@ COMMANDS: Mapping[str, tuple[str, str, str]] = {
     "calls": ("calls", "calls", "Calls of offerings, each with its price and formula."),
     "statement": ("money", "statement", "What it cost and why, to the job and attempt."),
     "meterspec": ("money", "meterspec", "Agreements about what is metered and who pays."),
+    "reconcile": ("reconcile", "reconcile", "Our books against each site's own accounting: what differs, and by how much."),
     "ledger": ("waiting", "ledger", "The ledger's own proof, and what nobody has any more."),
     "suspense": ("waiting", "suspense", "Usage that waits, and for what; release what only a person can decide."),
     "quarantine": ("waiting", "quarantine", "What a site said and a service could not read: list it, read it again."),

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from intertie.contracts import endpoints as e
+from intertie.contracts.accounting import ReconciliationQuery
 from intertie.contracts.audit import AuditAnchorsQuery, AuditChainQuery
 from intertie.contracts.base import Contract, Empty, decode
 from intertie.contracts.call_offerings import OfferingsQuery
@@ -338,6 +339,14 @@ POOL_ROUTES: tuple[Route, ...] = (
         RequestBody,
         status=201,
         operation="scheduler_request",
+    ),
+    Route(
+        "GET",
+        "/v1/reconciliation",
+        e.RECONCILIATION,
+        lambda p: ReconciliationQuery(site=_site_of(p), period=p.query.get("period", "")),
+        "Our books against each site's own accounting",
+        query=("site", "period"),
     ),
     Route("PUT", f"{POOL_PATH}/mode", e.DECIDE_MODE, _decide_mode, "Decide a pool's mode by its two questions", ModeBody),
     Route("POST", f"{POOL_PATH}/phase", e.MOVE_PHASE, _move_phase, "Move a pool to its next phase", PhaseBody),

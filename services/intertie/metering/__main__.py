@@ -19,6 +19,8 @@ from intertie.lane.keeper import LaneKeeper
 from intertie.lane.pg import PgLaneTables
 from intertie.metering.call_store import PgCalls
 from intertie.metering.calls import Calls
+from intertie.metering.native import NativeBooks
+from intertie.metering.native_store import PgNative
 from intertie.metering.pg import PACKAGE, PgMetering
 from intertie.metering.service import Metering, sealed_by, trust
 from intertie.quarantine import Quarantine
@@ -79,6 +81,7 @@ async def run(environ: Mapping[str, str]) -> int:
             lanes = PgLaneTables(db)
             service = Metering(store, lanes, trust(scheduler_key(keyset)), clock, news=sweep.hint)
             service.calls = Calls(PgCalls(db), lanes, sealed_by, keyset.get("gateway", ""), clock)
+            service.native = NativeBooks(store, PgNative(db), lanes, trust(scheduler_key(keyset)), clock)
             lane = LaneKeeper(bus, Lane.METERING, lanes, clock, interpret=service.interpret, epoch=lambda: epoch)
             consumer = EventConsumer(
                 bus,

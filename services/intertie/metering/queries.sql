@@ -232,3 +232,24 @@ SELECT count(*) FILTER (WHERE state <> 'settled') AS waiting,
        count(*) FILTER (WHERE coalesce(amount, 0) <> (SELECT coalesce(sum(-p.amount), 0) FROM entry AS e JOIN posting AS p ON p.entry = e.id
                         WHERE e.call_site = call.site AND e.call = call.call AND p.account LIKE 'usage/%')) AS differing
 FROM call
+
+-- name: native_insert
+-- The same part said again changes nothing.
+INSERT INTO native_day (site, cluster, day, read_at, part, payload, signer, signature, received_at)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9) ON CONFLICT DO NOTHING
+
+-- name: native_superseded
+-- Readings of a day before the two newest: one of these may not be whole yet.
+DELETE FROM native_day WHERE site = $1 AND cluster = $2 AND day = $3
+AND read_at < (SELECT min(read_at) FROM (
+    SELECT DISTINCT read_at FROM native_day WHERE site = $1 AND cluster = $2 AND day = $3 ORDER BY read_at DESC LIMIT 2) AS newest)
+
+-- name: native_days
+SELECT payload, signer, signature FROM native_day WHERE site = $1 AND day BETWEEN $2 AND $3 ORDER BY day, cluster, read_at, part
+
+-- name: native_sites
+SELECT DISTINCT site FROM native_day WHERE day BETWEEN $1 AND $2 ORDER BY site
+
+-- name: attempts_of_site
+SELECT attempt FROM attempt
+WHERE site = $1 AND since < $3 AND (until IS NULL OR until >= $2) AND attempt > $4 ORDER BY attempt LIMIT $5

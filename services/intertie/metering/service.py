@@ -21,7 +21,7 @@ from intertie.contracts.base import Empty, EventMeta
 from intertie.contracts.endpoints import Endpoint
 from intertie.contracts.identity import AuditQuery, AuditReply, Claims, SiteKeyChanged
 from intertie.contracts.job import AttemptChanged, AttemptSnapshot, AttemptsQuery, JobChanged
-from intertie.contracts.link import CallClosed, MeteringEntry, Sealed, SegmentClosed
+from intertie.contracts.link import CallClosed, MeteringEntry, NativeAccounting, Sealed, SegmentClosed
 from intertie.contracts.usage import (
     AgreeSpec,
     Allowance,
@@ -54,6 +54,7 @@ from intertie.metering.core.evidence import Decision, Evidence, received
 from intertie.metering.core.periods import period_of
 from intertie.metering.core.reckon import Reckoning, Trust, book_of, change, reckon
 from intertie.metering.core.statements import Sum
+from intertie.metering.native import NativeBooks
 from intertie.metering.store import Mark, MeteringStore, Suspended, event_mark
 from intertie.metering.words import Marks, Words
 from intertie.observe import log
@@ -105,6 +106,8 @@ class Metering:
         self._store, self._lanes, self._trust, self._clock, self._news = store, lanes, trusted, clock, news
         self._swept = ""
         self._words = Words(store, lanes, trusted, clock)
+        self.native: NativeBooks | None = None
+        """Set where sites' own accounting is kept."""
         self.calls: Calls | None = None
         """Set where calls of offerings are metered."""
 
@@ -117,6 +120,10 @@ class Metering:
             await self._segment(entry, said)
         elif isinstance(said, CallClosed):
             await self._call(entry, said)
+        elif isinstance(said, NativeAccounting):
+            if self.native is None:
+                raise Refused("metering.no_native", "sites' own accounting is not kept here")
+            await self.native.take(entry, said)
         else:
             await self._words.take(entry, said)
 
@@ -399,6 +406,7 @@ class Metering:
             endpoints.SUSPENSE: self.suspense,
             endpoints.RELEASE_SUSPENSE: self.release_suspense,
             **(self.calls.handlers() if self.calls is not None else {}),
+            **(self.native.handlers() if self.native is not None else {}),
         }
 
 

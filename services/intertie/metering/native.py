@@ -1,0 +1,105 @@
+"""The third book at metering: taken from the lane as sites sealed it, and compared with the other two when somebody asks. Nothing is corrected here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from intertie.bus.rpc import Caller, Serve
+from intertie.clock import Clock
+from intertie.contracts import endpoints
+from intertie.contracts.accounting import NativeDay, ReconciliationQuery, ReconciliationReply, SiteReconciliation
+from intertie.contracts.base import decode
+from intertie.contracts.endpoints import Endpoint
+from intertie.contracts.link import NativeAccounting, Sealed
+from intertie.errors import Refused
+from intertie.ids import SiteName
+from intertie.lane.tables import LaneEntry
+from intertie.metering.core import native
+from intertie.metering.core.agreements import DEFAULT_ZONE
+from intertie.metering.core.evidence import Evidence
+from intertie.metering.core.periods import bounds, period_of
+from intertie.metering.core.reckon import Trust, book_of, reckon
+from intertie.metering.native_store import NativeStore
+from intertie.metering.store import MeteringStore
+from intertie.metering.words import Marks
+from intertie.store import StoreTx
+from intertie.trust import rights
+
+# Attempts looked at together: their segments fit in memory.
+PAGE = 100
+# Attempts of one site and month that are compared in one answer; more would not be read by a person, and costs every other caller.
+MOST_COMPARED = 50_000
+
+
+class NativeBooks:
+    """One copy's part in reconciliation."""
+
+    def __init__(self, store: MeteringStore, kept: NativeStore, lanes: Marks, trusted: Trust, clock: Clock) -> None:
+        self._store, self._kept, self._lanes, self._trust, self._clock = store, kept, lanes, trusted, clock
+
+    def handlers(self) -> Mapping[Endpoint[Any, Any], Serve]:
+        return {endpoints.RECONCILIATION: self.reconciliation}
+
+    async def take(self, entry: LaneEntry, said: NativeAccounting) -> None:
+        """Keep a part of a day. What is none, or another site's, raises and goes to quarantine; its seal is judged whenever it is used."""
+        day = decode(said.sealed.payload, NativeDay, what="native accounting")
+        if day.site != entry.site:
+            raise Refused("metering.foreign_accounting", f"{entry.site} sends the accounting of {day.site[:63]}")
+
+        async def mark(tx: StoreTx) -> bool:
+            await self._lanes.mark_interpreted(tx, entry)
+            return True
+
+        await self._kept.keep(entry.site, day, said.sealed, entry.received_at, mark)
+
+    async def reconciliation(self, query: ReconciliationQuery, caller: Caller) -> ReconciliationReply:
+        """Three books per attempt, for each site that has a book of its own."""
+        seen = rights.scope(caller.claims, "reconciliation.read")
+        if query.site is not None and not seen.covers(site=query.site):
+            raise rights.not_found()
+        now = self._clock.now()
+        period = query.period or period_of(now, DEFAULT_ZONE)
+        start, end = bounds(period, DEFAULT_ZONE)
+        first, last = start.astimezone(UTC).date(), end.astimezone(UTC).date()
+        told = [query.site] if query.site is not None else await self._kept.sites(first, last)
+        sites = [await self._of_site(site, period, start, end, now) for site in told if seen.covers(site=site)]
+        return ReconciliationReply(period=period, sites=sites)
+
+    async def _of_site(self, site: SiteName, period: str, start: datetime, end: datetime, now: datetime) -> SiteReconciliation:
+        # A run over the period's border stands in a day beside it.
+        first, last = (start - timedelta(days=1)).astimezone(UTC).date(), end.astimezone(UTC).date()
+        sealed = await self._kept.days(site, first, last)
+        keys = await self._store.keys(site)
+        days = native.read([self._told(one, keys.valid) for one in sealed])
+        attempts = await self._ours(site, start, end, now)
+        named = {one.record.attempt for one in attempts}
+        others = sorted({run.tag for run in days.records()} - named)
+        known = await self._store.versions(others) if others else {}
+        return native.reconcile(site, period, attempts, days, start=start, end=end, now=now, known=set(known))
+
+    def _told(self, sealed: Sealed, valid: frozenset[str]) -> native.Told:
+        proven = sealed.signer in valid and self._trust.verify(sealed, sealed.signer)
+        return native.Told(decode(sealed.payload, NativeDay, what="kept accounting"), proven)
+
+    async def _ours(self, site: SiteName, start: datetime, end: datetime, now: datetime) -> list[native.Ours]:
+        found: list[native.Ours] = []
+        after = ""
+        while page := await self._kept.attempts(site, start, end, after, PAGE):
+            found += self._read(await self._store.load(page), now)
+            after = page[-1]
+            if len(page) < PAGE or len(found) >= MOST_COMPARED:
+                break
+        return found
+
+    def _read(self, page: Sequence[Evidence], now: datetime) -> list[native.Ours]:
+        found = []
+        for evidence in page:
+            record = evidence.record
+            if record is None:
+                continue
+            book = book_of(reckon(evidence, self._trust, now), [])
+            error_s = max((abs(item.segment.anchor.error_s) for item in evidence.received), default=0.0)
+            found.append(native.Ours(record, book, error_s))
+        return found
