@@ -167,10 +167,11 @@ class Kubelets:
         words = [*container["command"], *container.get("args", [])]
         cwd = container.get("workingDir", "/")
         inner = f"cd {shlex.quote(cwd)} && exec {shlex.join(words)}"
-        if not self.isolated:
-            return env, ["/bin/sh", "-c", inner]
         context = {**(pod["spec"].get("securityContext") or {}), **(container.get("securityContext") or {})}
         uid, gid = context.get("runAsUser", 65534), context.get("runAsGroup", 65534)
+        rights = f"setpriv --reuid {uid} --regid {gid} --clear-groups --no-new-privs"
+        if not self.isolated:
+            return env, [*(rights.split() if os.geteuid() == 0 else []), "/bin/sh", "-c", inner]
         steps = ["mount --make-rprivate /"]
         hold = "/mnt"
         steps.append(f"mount -t tmpfs tmpfs {hold}")
@@ -186,7 +187,6 @@ class Kubelets:
                 steps += [f"mkdir -p {place}", f"mount --bind {hold}/{n} {place}"]
             else:
                 steps.append(f"mount -t tmpfs -o size={source},mode=1777 tmpfs {place}")
-        rights = f"setpriv --reuid {uid} --regid {gid} --clear-groups --no-new-privs"
         steps.append(f"exec {rights} /bin/sh -c {shlex.quote(inner)}")
         return env, ["unshare", "-m", "-p", "-f", "--kill-child", "--mount-proc", "/bin/sh", "-ec", "\n".join(steps)]
 
