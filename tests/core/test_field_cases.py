@@ -26,6 +26,15 @@ MANDATORY = (
 
 HELD: Mapping[str, tuple[str, ...]] = {
     # states, scripts, environments
+    "001": (
+        "adapters/test_cluster_port.py::test_its_usage_ends_with_the_site_s_own_end",
+        "core/test_native.py::test_a_run_is_as_long_as_the_site_s_own_books_say",
+    ),
+    "010": (
+        "adapters/test_cluster_port.py::test_an_empty_listing_ends_nothing",
+        "edges/test_agent_queue.py::test_what_the_scheduler_lost_before_it_began_is_given_up_and_what_it_forgot_while_running_is_not",
+    ),
+    "012": ("edges/test_agent_queue.py::test_what_the_scheduler_lost_before_it_began_is_given_up_and_what_it_forgot_while_running_is_not",),
     "023": ("core/test_scheduler_core.py::test_repeats_and_late_entries_change_nothing",),
     "033": (
         "core/test_jobfile.py::test_time_limits_are_read_as_slurm_reads_them",
@@ -60,11 +69,13 @@ HELD: Mapping[str, tuple[str, ...]] = {
     "039": ("core/test_kubernetes_words.py::test_a_time_that_nobody_knows_is_none_and_no_number",),
     # submit, cancel, silence
     "046": (
+        "adapters/test_cluster_port.py::test_a_submit_whose_answer_was_lost_is_found_by_its_tag",
         "adapters/test_adapter_port.py::test_a_second_start_is_the_first_one_again",
         "adapters/test_kubernetes_cluster.py::test_a_submit_whose_answer_was_lost_is_found_by_its_name_and_not_made_twice",
         "edges/test_agent_site.py::test_a_start_that_the_agent_could_not_write_down_is_found_and_told_once",
     ),
     "048": (
+        "edges/test_agent_queue.py::test_a_stop_of_what_waits_is_said_once_it_can_surely_never_start",
         "core/test_scheduler_core.py::test_a_cancel_wins_over_a_start_that_has_not_happened",
         "edges/test_scheduler_service.py::test_a_cancel_wins_over_a_start_that_has_not_happened",
         "edges/test_agent_site.py::test_a_stop_that_comes_before_its_offer_leaves_a_tombstone",
@@ -148,6 +159,8 @@ HELD: Mapping[str, tuple[str, ...]] = {
         "edges/test_metering_store.py::test_a_job_placed_twice_shows_both_attempts_and_who_pays_which",
     ),
     "078": (
+        "core/test_native.py::test_suspensions_are_cut_where_they_were_seen_and_as_long_as_the_books_say",
+        "edges/test_agent_queue.py::test_suspended_time_is_cut_out_of_the_run",
         "core/test_rating.py::test_br_078_held_and_run_are_both_kept_and_the_agreement_says_which_costs",
         "core/test_rating.py::test_br_078_a_pause_that_was_open_when_the_host_died_ends_with_the_last_sign_of_life",
         "adapters/test_process_containment.py::test_after_a_reboot_the_end_is_the_last_sign_of_life_and_the_site_s_doing",
@@ -351,16 +364,14 @@ class Later:
 SLURM = Later("sites", "It needs the adapter of a Slurm cluster and its parsers.")
 
 LATER: Mapping[str, Later] = {
-    **dict.fromkeys(("001", "002", "003", "005", "006", "007", "009", "010", "011", "012", "013", "016", "018"), SLURM),
+    **dict.fromkeys(("002", "003", "005", "006", "007", "009", "011", "013", "016", "018"), SLURM),
     **dict.fromkeys(("026", "027", "029", "032", "034", "036", "037", "039", "042", "043", "047", "077"), SLURM),
     "033": Later("sites", "Elapsed times as a native scheduler prints them are read by its adapter; limits in scripts are held."),
-    "046": Later("sites", "Adopting what a native queue took although it said otherwise needs its tag; a process's own name is held."),
     "058": Later("sites", "Leased nodes come with pools of machines; that nothing is free before its processes are gone is held."),
     "062": Later("sites", "Single nodes are excluded where a site has several; the retry budget is held."),
     "071": Later("planner", "Two who preempt one victim need the planner's own preemption; quotas cut below use are held."),
     "072": Later("sites", "Drift of a native queue's own settings is seen by its adapter."),
     "073": Later("sites", "Maintenance windows of a native scheduler are read by its adapter."),
-    "078": Later("sites", "Nothing of this site's own suspends a job yet; how a suspension is counted and priced is held."),
     "084": Later("periods", "Late usage meets a closed period only when periods close."),
     "099": Later("compose", "Suspects among cards and jobs are shown with the incidents; what a code means and drains is held."),
     "100": Later("compose", "The kernel's log is read where an agent may; its lines and places are parsed."),
