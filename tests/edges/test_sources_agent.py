@@ -16,7 +16,7 @@ from tests.fakes.agents import pool
 
 from intertie.agent.config import write_whole
 from intertie.bus.port import Message
-from intertie.contracts.link import Ended
+from intertie.contracts.link import Ended, Started
 from intertie.contracts.site import DeviceState
 from intertie.contracts.telemetry import DeviceSample, decode_sample, telemetry_subject
 
@@ -49,8 +49,10 @@ async def test_a_card_that_an_exporter_tells_of_is_lent_and_its_use_stands_in_th
         site.start()
         await until(lambda: "GPU-a1" in seen and seen["GPU-a1"].state is DeviceState.FREE, "the card is seen", 60)
         assert seen["GPU-a1"].sampled is not None and seen["GPU-a1"].every_s == 0.05
-        played.answer = lambda _: text(said(util=80, used=30_000))
         place(site, scheduler, "sleep 2\n", devices=("GPU-a1",), gpus=1)
+        await until(lambda: scheduler.of(Started), "it runs", 60)
+        # Only now: a card that is in use and that nobody of ours holds is a stranger's.
+        played.answer = lambda _: text(said(util=80, used=30_000))
         await until(lambda: scheduler.of(Ended), "the end is told", 60)
         ((used,),) = [end.device_use for end in scheduler.of(Ended)]
         assert (used.device, used.model, used.max_milli, used.max_memory_mib) == ("GPU-a1", "NVIDIA A100-SXM4-80GB", 800, 30_000)

@@ -208,7 +208,8 @@ class Probe:
             return None
         started_us = max(0, (ended.started.boot_ns - asked_ns) // 1_000) if ended.started else None
         log_end = await self._log(ended.id)
-        return self._report(pool, ended, probing.prove(pool, ended.ended, log_end), started_us)
+        proven = probing.not_begun(ended.refusal) if ended.refusal is not None else probing.prove(pool, ended.ended, log_end)
+        return self._report(pool, ended, proven, started_us)
 
     async def _until_over(self, attempt: Attempt, device: DeviceId) -> Attempt | None:
         """The attempt when it is over; None if it was ended for somebody else's sake."""

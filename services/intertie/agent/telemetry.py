@@ -130,6 +130,8 @@ class Telemetry:
         """Its version, as last read; empty: not known."""
         self._sequence = 0
         self._readings: dict[DeviceId, CardReading] = {}
+        self._sided: dict[DeviceId, tuple[int | None, int | None]] = {}
+        """(ours, foreign) processes of each."""
         self._trouble: Mapping[str, str] = {}
         """Source → why it could not be read."""
         self._source: dict[DeviceId, str] = {}
@@ -145,9 +147,9 @@ class Telemetry:
         """What was read of each device with the last look."""
         return self._readings
 
-    def shared(self, roots: Collection[int]) -> frozenset[DeviceId]:
-        """Devices with a process on them that is none of ours."""
-        return frozenset(device for device, card in self._readings.items() if _sides(card, roots)[1])
+    def shared(self) -> frozenset[DeviceId]:
+        """Devices on which the last look found a process that is none of ours."""
+        return frozenset(device for device, (_, foreign) in self._sided.items() if foreign)
 
     async def look(self, roots: Collection[int]) -> dict[DeviceId, DeviceState]:
         """Read the cards; the state of each as the driver shows it (a holder of ours is the agent's knowledge, not the driver's)."""
@@ -155,7 +157,7 @@ class Telemetry:
         self.none, self.driver = reading.none, reading.driver or self.driver
         self._trouble = reading.troubles or ({self._collector.name: reading.error} if reading.error else {})
         self._tell(reading)
-        self._readings = {}
+        self._readings, self._sided = {}, {}
         self._forget_the_recut(reading.cards)
         for card in reading.cards:
             if card.sliced:
@@ -164,6 +166,8 @@ class Telemetry:
             if card.index in self.known:
                 device = self.known[card.index].id
                 self._readings[device] = card
+                # A walk through /proc for each process: once a look.
+                self._sided[device] = _sides(card, roots)
                 self._source[device] = card.source or self._collector.name
         states: dict[DeviceId, DeviceState] = {}
         for device in (known.id for known in self.known.values()):
@@ -172,7 +176,7 @@ class Telemetry:
                 # Known, and not among those that its source counts: it fell off the bus. A source that is stuck says nothing of it.
                 states[device] = DeviceState.UNKNOWN if self._trouble_of(device) else DeviceState.LOST
             else:
-                states[device] = _state(found, roots)
+                states[device] = _state(found, *self._sided[device])
         return states
 
     def _trouble_of(self, device: DeviceId) -> Mapping[str, str]:
@@ -280,10 +284,9 @@ def _sides(card: CardReading, roots: Collection[int]) -> tuple[int | None, int |
     return sides.count(True), sides.count(False)
 
 
-def _state(card: CardReading, roots: Collection[int]) -> DeviceState:
+def _state(card: CardReading, ours: int | None, foreign: int | None) -> DeviceState:
     if card.lost:
         return DeviceState.LOST
-    ours, foreign = _sides(card, roots)
     if foreign is not None and ours is not None:
         return DeviceState.FOREIGN if foreign else DeviceState.FREE
     if card.in_use is None:

@@ -48,6 +48,10 @@ class DeviceUses:
 
         for key, value in await self._site.journal.read(read):
             attempt = AttemptId(key.removeprefix(ROW))
+            held_by = self._site.books.attempts.get(attempt)
+            if held_by is None or held_by.state is not State.RUNNING:
+                await self._site.journal.write(self.ended(attempt))
+                continue
             try:
                 self._uses[attempt] = _row(value)
             except msgspec.MsgspecError as err:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import msgspec
 
 from intertie.agent.core.devices import Holds, Pool, state_of
-from intertie.agent.core.model import Attempt, EndedRecord, State
+from intertie.agent.core.model import Attempt, EndedRecord, Failing, State
 from intertie.contracts.probe import ProbeOutcome
 from intertie.contracts.site import DeviceKind, DeviceState
 from intertie.ids import DeviceId
@@ -125,6 +125,11 @@ def prove(pool: Pool, ended: EndedRecord | None, log: str) -> Proven:
     return Proven(
         outcome, reason[:1_000], said.model[:128], said.visible, measures, {k[:64]: v[:200] for k, v in said.not_measured.items()}
     )
+
+
+def not_begun(why: Failing) -> Proven:
+    """What never started through a fault of the site is a failure; through anything else it proves nothing."""
+    return Proven(ProbeOutcome.FAILED if why.fault else ProbeOutcome.UNPROVEN, f"it did not start: {why.text} ({why.code})"[:1_000])
 
 
 def _contradicts(pool: Pool, said: _Said, measures: Mapping[str, int]) -> list[str]:
