@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -16,6 +17,7 @@ from intertie.agent.adapters.port import Presence
 from intertie.agent.core.attempts import Exit
 from intertie.agent.core.leases import deadline
 from intertie.agent.core.model import Attempt, Moment, StartedRecord
+from intertie.agent.core.placed import removed
 from intertie.agent.machines.service import NodeFolder, join
 from intertie.agent.machines.wire import dial, make_certificate, make_token
 from intertie.clock import kernel_boot
@@ -205,15 +207,14 @@ async def test_leased_work_of_a_cut_node_is_stopped_by_its_own_supervisor(world:
 
 async def test_a_node_taken_out_for_good_closes_its_work_with_nobody_knowing_how_it_ended(world: HeadWorld) -> None:
     """BR-058: removed by hand; by a person's word, never by silence."""
-    from intertie.agent.core.placed import removed
-
     running, waiting = work("sleep 600\n", wall_s=900), work("exit 0\n")
     await started(world, running)
     await world.stop_node("n1")
     await world.adapter.prepare(waiting, None)
-    await world.head.change(running.id, removed)
+    gone = partial(removed, now=world.head.moment(SiteName("n1")))
+    await world.head.change(running.id, gone)
     assert not (await world.adapter.ended(running)).certain
-    after = await world.head.change(waiting.id, removed)
+    after = await world.head.change(waiting.id, gone)
     assert after.refusal is not None and after.refusal.code == "removed_externally"
     await world.start_node("n1")
     await world.nodes["n1"][0].site.adapter.stop(running.id, 1)

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+import pwd
 import subprocess
 import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -21,7 +23,7 @@ from tests.journeys.stack import Stack, end_jobs, running_stack
 from intertie.contracts.base import decode
 from intertie.contracts.job import JobRecord, JobSpec, JobState, Resources
 from intertie.contracts.machines import NodeRecord, Nodes
-from intertie.contracts.site import DeviceState, SitesReply
+from intertie.contracts.site import DeviceObserved, DeviceState, SitesReply
 from intertie.embedded.process import Child, free_port, start_child
 from intertie.ids import JobId
 
@@ -234,6 +236,44 @@ async def test_a_run_that_fits_on_no_one_machine_waits_and_says_so(world: World)
     assert record.waiting is not None
     assert [row.rule for row in record.waiting.rejections] == ["one_node"]
     await stack.do(lambda: stack.user.post(f"/v1/jobs/{job}/cancel", JobRecord, {"reason": "too wide"}))
+
+
+async def test_a_present_holder_keeps_their_card_and_uses_it_through_the_owner_s_door(world: World) -> None:
+    """FEATURES 135: long-standing users are no bypass. The hub learns until when, never whose it is."""
+    stack = world.stack
+    person = pwd.getpwuid(os.geteuid()).pw_name
+    until = datetime.now(UTC) + timedelta(hours=2)
+    head = next(node for node, one in world.listed().items() if one.head)
+    file = stack.folder / "holders.csv"
+    file.write_text(f"person,node,devices,until,reason\n{person},{head},,{until.isoformat()},thesis\n", encoding="ascii")
+    await stack.do(lambda: world.cli("reservations", "import", str(file)))
+
+    def shown() -> DeviceObserved | None:
+        reply = stack.admin.get("/v1/sites", SitesReply, {"site": SITE})
+        devices = [seen for pool in reply.pools if pool.inventory for seen in pool.inventory.devices]
+        return next((seen for seen in devices if seen.reserved_until is not None), None)
+
+    seen = await stack.until(shown, what="the hub sees a card that is kept")
+    assert (seen.device.id, seen.state) == (world.racks["head"].uuids[0], DeviceState.FOREIGN)
+    assert seen.reserved_until == until and person not in seen.reason
+
+    command = [sys.executable, "-m", "intertie.cli", "local", "--data", str(world.data), "submit", "--gpus", "1", "--wait", "--"]
+    env = {"PATH": os.environ["PATH"], "LANG": "C.UTF-8", "HOME": str(stack.folder)}
+    done = await stack.do(
+        lambda: subprocess.run(
+            [*command, "sh", "-c", "echo on $CUDA_VISIBLE_DEVICES"],
+            env=env,
+            cwd="/tmp",
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
+        )
+    )
+    assert f"on {world.racks['head'].uuids[0]}" in done.stdout
+    file.write_text("person,node,devices,until,reason\n" + f"{person},{head},,2020-01-01T00:00+08:00,over\n", encoding="ascii")
+    await stack.do(lambda: world.cli("reservations", "import", str(file)))
+    await stack.until(lambda: set(world.card_states().values()) == {DeviceState.FREE}, what="it has ended by itself")
 
 
 async def test_a_revoked_node_is_out_and_its_key_opens_nothing(world: World) -> None:

@@ -133,7 +133,7 @@ def heard(work: Work, entry: EntryBase, journal: JournalId, started: Callable[[S
             return msgspec.structs.replace(work, refusal=why, offer=None)
         case Started() if work.started is None and work.exit is None:
             return msgspec.structs.replace(work, started=started(entry))
-        case Ended() if work.exit is None:
+        case Ended() if not work.over:
             return msgspec.structs.replace(
                 work, exit=exit_of(entry), result=entry.result, log_bytes=entry.log_bytes, log_tail=entry.log_tail
             )
@@ -157,14 +157,15 @@ def absent(work: Work, held: Collection[AttemptId], node: str) -> Work:
     return msgspec.structs.replace(work, exit=Exit(certain=False))
 
 
-def removed(work: Work) -> Work:
-    """A person took the node out of the pool for good: nothing of it will ever be told. What was running ends with nobody knowing how."""
+def removed(work: Work, now: StartedRecord) -> Work:
+    """A person took the node out of the pool for good: nothing of it will ever be told. What may have run ends with nobody knowing how; `now` stands
+    for its start, if that was never told."""
     if work.over:
         return work
-    if work.started is None:
+    if not work.go_number:
         why = Failing(code="removed_externally", text=f"node {work.node} was taken out of the pool")
         return msgspec.structs.replace(work, refusal=why, offer=None)
-    return msgspec.structs.replace(work, exit=Exit(certain=False))
+    return msgspec.structs.replace(work, started=work.started or now, exit=Exit(certain=False))
 
 
 def in_hand(held: Iterable[HeldAttempt]) -> frozenset[AttemptId]:

@@ -281,6 +281,12 @@ class Head:
         after_it = placed.heard(work, said, entry.journal, partial(self._started, entry.site), self.number)
         return [after_it] if after_it is not work else []
 
+    def moment(self, node: SiteName) -> StartedRecord:
+        """Now, for a start that nobody told."""
+        return StartedRecord(
+            utc_ns=int(self.clock.now().timestamp() * 1e9), boot_ns=int(self.clock.boot_s() * 1e9), native_id=f"{node}/unknown"
+        )
+
     def _started(self, node: SiteName, said: Started) -> StartedRecord:
         """A node's start on this head's clocks: its wall clock, corrected by what its lane's round trips show."""
         row = self.rows.get(node)
