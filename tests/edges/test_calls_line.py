@@ -27,6 +27,7 @@ from intertie.clock import SystemClock
 from intertie.contracts.base import decode, encode
 from intertie.contracts.call_offerings import CallOutcome
 from intertie.contracts.calls import (
+    LOCAL_CALL_SUBJECT,
     WINDOW_BYTES,
     CallData,
     CallDone,
@@ -238,6 +239,20 @@ async def test_another_site_cannot_speak_of_a_call_that_is_not_its_own(tmp_path:
             await thief.publish(local_answer_subject(made.line.token), pack(forged))
         data, end = await made.answer(call)
         assert isinstance(end, CallDone) and words(data) == "".join(reply_of(question, 30))
+
+
+async def test_a_site_that_gives_no_heed_to_its_credit_ends_its_call_and_fills_no_memory(tmp_path: Path) -> None:
+    async with rig(tmp_path) as made:
+        hostile = made.broker.client("hostile", site_account("hostile"))
+        await hostile.listen(LOCAL_CALL_SUBJECT, lambda message: None)
+        frame = made.frame("hello")
+        call = made.line.open(SiteName("hostile"), frame)
+        to = local_answer_subject(made.line.token)
+        await hostile.publish(to, pack(CallHead(call=frame.call, seq=1, status=200)))
+        for seq in range(2, 12):
+            await hostile.publish(to, pack(CallData(call=frame.call, seq=seq, data=b"x" * 100_000)))
+        data, end = await made.answer(call, pass_on=False)
+        assert isinstance(end, Broken) and end.code == "call.site_wrong" and len(data) <= WINDOW_BYTES
 
 
 async def test_br_093_a_call_that_comes_twice_reaches_the_server_once(tmp_path: Path) -> None:

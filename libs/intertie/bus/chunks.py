@@ -30,7 +30,7 @@ class Ordered(Generic[T]):
     def take(self, seq: int, part: T) -> list[T]:
         """What can be given on now. `Refused('chunks.flood')` if more than `MOST_HELD` parts wait for a missing one."""
         self.told = max(self.told, seq)
-        if seq < self.next or seq in self.held:
+        if self.known(seq):
             return []
         self.held[seq] = part
         ready: list[T] = []
@@ -40,6 +40,10 @@ class Ordered(Generic[T]):
         if len(self.held) > MOST_HELD:
             raise Refused("chunks.flood", f"{len(self.held)} parts wait for part {self.next}")
         return ready
+
+    def known(self, seq: int) -> bool:
+        """It came before."""
+        return seq < self.next or seq in self.held
 
     def heard(self, sent: int) -> None:
         """The sender says that it has sent so many."""

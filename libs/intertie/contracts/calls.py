@@ -111,7 +111,7 @@ class CallHead(Contract, frozen=True, kw_only=True, tag_field="k", tag="h"):
 
     call: CallId
     seq: Positive
-    status: Annotated[int, msgspec.Meta(ge=100, le=599)]
+    status: Annotated[int, msgspec.Meta(ge=200, le=599)]
     headers: dict[str, str] = {}
 
 

@@ -18,6 +18,10 @@ STREAM = "text/event-stream"
 # An event that is longer is handed on as it comes: nobody waits for its end.
 EVENT_BYTES = 256 * 1024
 
+HEADERS = frozenset({"content-type", "content-encoding", "cache-control", "retry-after", "x-request-id", "openai-processing-ms"})
+"""All that a site may say in a header: it speaks from the hub's own address, and sets no cookie there."""
+SAFE = {"X-Content-Type-Options": "nosniff", "Content-Security-Policy": "default-src 'none'; sandbox"}
+
 STATUSES: Mapping[str, int] = {
     "call.no_site": 503,
     "call.not_taken": 504,
@@ -44,6 +48,7 @@ STATUSES: Mapping[str, int] = {
     "call.bus_lost": 503,
     "call.site_silent": 504,
     "call.parts_lost": 502,
+    "call.site_wrong": 502,
     "call.gateway_full": 503,
 }
 NEXT_STEPS: Mapping[str, str] = {
@@ -96,8 +101,9 @@ class Answer:
         self.handed = 0
         """Bytes of the answer that were given to the connection."""
         for name, value in headers.items():
-            if name != "content-length" and value.isprintable():
+            if name in HEADERS and value.isprintable():
                 self._response.headers[name] = value
+        self._response.headers.update(SAFE)
         length = headers.get("content-length", "")
         if length.isascii() and length.isdigit() and not self.streams:
             self._response.content_length = int(length)

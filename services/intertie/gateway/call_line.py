@@ -69,6 +69,7 @@ class Call:
         self._steps: asyncio.Queue[Step] = asyncio.Queue()
         """Bounded by the credit that was given: one window of data, a head and an end."""
         self._window = Window(WINDOW_BYTES)
+        self._arrived = 0
         self._room = Credit(WINDOW_BYTES, sent=body)
         self._roomy = asyncio.Event()
         self._parts = 0
@@ -79,6 +80,12 @@ class Call:
         return await self._steps.get()
 
     def put(self, frame: CallHead | CallData | CallDone) -> None:
+        if isinstance(frame, CallData) and not self._ordered.known(frame.seq):
+            self._arrived += len(frame.data)
+            if self._arrived > self._window.granted:
+                # A site that gives no heed to its credit fills no memory here.
+                self.broken(CallOutcome.INTERRUPTED, "call.site_wrong", f"site {self.site} sent more than it was given room for")
+                return
         try:
             ready = self._ordered.take(frame.seq, frame)
         except IntertieError as err:

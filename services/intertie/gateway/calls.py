@@ -221,6 +221,7 @@ class _Passing:
         self._request, self._way, self._told, self._clock, self._trace_id = request, way, told, clock, trace_id
         self._most_bytes = most_bytes
         self._answer: Answer | None = None
+        self._came = 0
         self.body_wrong = False
 
     @property
@@ -244,21 +245,26 @@ class _Passing:
     async def _pass(self) -> tuple[web.StreamResponse, Broken]:
         while True:
             match await self._next():
-                case CallHead() as head:
+                case CallHead() as head if self._answer is None:
                     self._told.status = head.status
                     self._answer = Answer(self._request, head.status, head.headers, self._way.call, self._trace_id)
                     await self._answer.begin()
                 case CallData() as data if self._answer is not None:
                     if self._told.first_byte_us is None:
                         self._told.first_byte_us = _since(self._clock, self._told.opened_s)
+                    self._came += len(data.data)
                     await self._answer.hand(data.data)
                     await self._way.passed_on(len(data.data))
+                case CallDone() as done if done.outcome is CallOutcome.COMPLETED and done.response_bytes != self._came:
+                    wrong = Broken(CallOutcome.INTERRUPTED, "call.parts_lost", f"{self._came} of {done.response_bytes} bytes came")
+                    return await self._fail(wrong, 0), wrong
                 case CallDone() as done:
                     return await self._end(done)
                 case Broken() as broken:
                     return await self._fail(broken, 0), broken
                 case _:
-                    raise AssertionError("bytes of an answer before its head")
+                    wrong = Broken(CallOutcome.INTERRUPTED, "call.site_wrong", "the site's frames make no answer")
+                    return await self._fail(wrong, 0), wrong
 
     async def _end(self, done: CallDone) -> tuple[web.StreamResponse, Broken]:
         ending = Broken(done.outcome, done.code, done.text)
