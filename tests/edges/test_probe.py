@@ -120,7 +120,7 @@ async def test_a_probe_is_run_again_when_a_day_is_over_and_a_clock_that_was_put_
     async with a_site(short_folder) as world:
         now, here = world.clock.now(), pool()
         day = timedelta(days=1)
-        assert not due(ProbeRules(), here, Known(), started=now - timedelta(seconds=100), now=now)
+        assert not due(ProbeRules(), here, Known(), started=now - timedelta(seconds=299), now=now)
         assert due(ProbeRules(), here, Known(), started=now - day, now=now)
         assert not due(ProbeRules(), here, Known(last_at=now - day / 2), started=now - day, now=now)
         assert due(ProbeRules(), here, Known(last_at=now - day), started=now - day, now=now)

@@ -27,7 +27,7 @@ class ProbeRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     on: bool = True
     every_h: Annotated[float, msgspec.Meta(ge=0.1, le=24 * 31)] = 24.0
-    first_after_s: Annotated[float, msgspec.Meta(ge=0, le=86_400)] = 120.0
+    first_after_s: Annotated[float, msgspec.Meta(ge=0, le=86_400)] = 300.0
     """After the agent's start; work that waits comes first anyway."""
     while_paused: bool = False
     """Also while lending is paused."""
