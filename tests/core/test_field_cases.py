@@ -118,7 +118,12 @@ HELD: Mapping[str, tuple[str, ...]] = {
         "adapters/test_adapter_port.py::test_what_was_prepared_is_found_until_it_is_trimmed_or_fenced",
         "edges/test_metering_link.py::test_br_056_a_lost_attempt_costs_nobody_and_what_comes_later_is_an_adjustment",
     ),
-    "058": ("edges/test_agent_holding.py::test_a_start_waits_until_those_that_it_comes_after_are_seen_gone",),
+    "058": (
+        "edges/test_agent_holding.py::test_a_start_waits_until_those_that_it_comes_after_are_seen_gone",
+        "edges/test_machines_line.py::test_what_was_fenced_while_its_node_was_away_never_starts_there",
+        "edges/test_machines_line.py::test_a_stop_of_a_node_that_is_away_ends_it_when_it_returns_and_not_before",
+        "edges/test_machines_line.py::test_a_node_taken_out_for_good_closes_its_work_with_nobody_knowing_how_it_ended",
+    ),
     "060": (
         "core/test_scheduler_core.py::test_repeats_and_late_entries_change_nothing",
         "edges/test_agent_disks.py::test_work_offered_while_the_agent_stops_is_run_once_or_offered_again",
@@ -158,6 +163,7 @@ HELD: Mapping[str, tuple[str, ...]] = {
         "core/test_rating.py::test_br_076_three_attempts_each_once_with_its_payer",
         "edges/test_metering_store.py::test_a_job_placed_twice_shows_both_attempts_and_who_pays_which",
     ),
+    "073": ("core/test_planner_rules.py::test_work_too_long_for_a_maintenance_window_reads_its_times_and_what_would_fit_or_goes_elsewhere",),
     "078": (
         "core/test_native.py::test_suspensions_are_cut_where_they_were_seen_and_as_long_as_the_books_say",
         "edges/test_agent_queue.py::test_suspended_time_is_cut_out_of_the_run",
@@ -367,11 +373,9 @@ LATER: Mapping[str, Later] = {
     **dict.fromkeys(("002", "003", "005", "006", "007", "009", "011", "013", "016", "018"), SLURM),
     **dict.fromkeys(("026", "027", "029", "032", "034", "036", "037", "039", "042", "043", "047", "077"), SLURM),
     "033": Later("sites", "Elapsed times as a native scheduler prints them are read by its adapter; limits in scripts are held."),
-    "058": Later("sites", "Leased nodes come with pools of machines; that nothing is free before its processes are gone is held."),
     "062": Later("sites", "Single nodes are excluded where a site has several; the retry budget is held."),
     "071": Later("planner", "Two who preempt one victim need the planner's own preemption; quotas cut below use are held."),
     "072": Later("sites", "Drift of a native queue's own settings is seen by its adapter."),
-    "073": Later("sites", "Maintenance windows of a native scheduler are read by its adapter."),
     "084": Later("periods", "Late usage meets a closed period only when periods close."),
     "099": Later("compose", "Suspects among cards and jobs are shown with the incidents; what a code means and drains is held."),
     "100": Later("compose", "The kernel's log is read where an agent may; its lines and places are parsed."),

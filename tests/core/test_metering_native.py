@@ -183,7 +183,7 @@ def test_a_run_over_midnight_stands_in_two_days_and_is_one_run() -> None:
 
 
 def test_native_ids_that_are_used_again_are_told_apart_by_when_they_were_submitted() -> None:
-    """BR-073 of its kind: an id alone names nothing."""
+    """An id alone names nothing: real schedulers count from the beginning again."""
     again = native(500, 600, number=2, native_id="4701")
     assert len(days(native(), again).records()) == 2
 

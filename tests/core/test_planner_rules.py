@@ -342,6 +342,19 @@ def test_a_downtime_that_is_over_or_begins_after_its_end_and_a_list_it_stands_on
     assert len(found.decisions) == 1 and objections(found, given, NOW) == []
 
 
+def test_work_too_long_for_a_maintenance_window_reads_its_times_and_what_would_fit_or_goes_elsewhere() -> None:
+    """BR-073: at most a year is asked for, so that "no limit" is a limit that does not fit, and is told so."""
+    shut = pool(downtimes=(down(30, 390),))
+    forever = job(wall_s=31_536_000)
+    (verdict,) = plan(snapshot(forever, pools=(shut,)), NOW).report.waiting
+    assert "goes down at 2026-12-01T08:30:00Z, until 2026-12-01T14:30:00Z: new switches" in verdict.text
+    assert "at most 1800 s would still be placed" in verdict.text
+    other = pool(site=SiteName("site-b"))
+    mapped = (*MAPPED, MappingRecord(tenant=ACME, site=SiteName("site-b"), account="acme-user"))
+    (decision,) = plan(snapshot(forever, pools=(shut, other), mappings=mapped), NOW).decisions
+    assert decision.site == "site-b"
+
+
 @pytest.mark.parametrize(
     "shut", [pool(downtimes=(down(30, 90),)), pool(phase=Phase.CANDIDATE), pool(mode=None), pool(phase=Phase.PILOT, tenants=("lab",))]
 )

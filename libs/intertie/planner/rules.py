@@ -283,8 +283,9 @@ def _downtime(job: QueuedJob, pool: PoolView, room: Room) -> Finding | None:
         left_s = (down.start - room.now).total_seconds()
         if room.now < down.end and job.wall_s > left_s:
             began = "is down since" if left_s <= 0 else "goes down at"
+            fits = f"; a job of at most {int(left_s)} s would still be placed" if left_s >= 1 else ""
             return Finding(
-                f"the pool {began} {_clock(down.start)}, until {_clock(down.end)}: {down.why}",
+                f"the pool {began} {_clock(down.start)}, until {_clock(down.end)}: {down.why}{fits}",
                 needed=f"{job.wall_s} s",
                 found=f"{max(0, int(left_s))} s",
             )
