@@ -42,7 +42,7 @@ async def ran(adapter: ProcessAdapter, work: Attempt) -> tuple[Exit, str]:
 
 @root_only
 async def test_out_of_memory_is_told_from_a_kill(short_folder: Path) -> None:
-    """BR-013 for processes: 137 alone says neither."""
+    """137 alone says neither."""
     adapter = limiting(short_folder, Limits(memory_mib=64))
     hungry = attempt("#!/bin/sh\nhead -c 300000000 /dev/zero | tail\nexit $?\n")
     end, _ = await ran(adapter, hungry)

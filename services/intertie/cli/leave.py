@@ -36,6 +36,7 @@ END_S = 30.0
 # What was set aside of a damaged journal, too: it holds values of the environment. The lock last.
 REMOVED = (
     *("keys", "jobs", "packs", "journal.db*", "pools.json", "site.json", "site.toml"),
+    *("machines", "machines.db*", "reservations.json"),
     *("agent.json", "upgrade.json", "agent.sock", "agent.lock"),
 )
 
