@@ -38,6 +38,7 @@ def told(*records: Accounted, mapped: frozenset[str] = frozenset({"acme"})) -> l
 
 
 def test_runs_of_ours_travel_whole_and_others_of_a_mapped_account_as_numbers() -> None:
+    """BR-148: only what carries our tag is attributed."""
     (day,) = told(run(tag="att-1"), run(), run(devices=None), run(user="carol"), run(user="root"))
     assert [(one.tag, one.account, one.devices) for one in day.records] == [("att-1", "acme", 2)]
     assert [(use.account, use.runs, use.device_us, use.unknown) for use in day.bypass] == [("acme", 2, 20_000_000, 1)]

@@ -10,6 +10,7 @@ import pytest
 from tests.core.metering_world import OTHER_SITE, SITE, T0, ended, record, segment
 from tests.core.test_metering_native import native
 from tests.edges.metering_edge import OPERATOR, SCHEDULER, Edge, claims, opened
+from tests.edges.test_metering_link import faults
 
 from intertie.contracts.accounting import BypassUse, Differs, NativeDay, NativeRecord, ReconciliationQuery, SiteReconciliation
 from intertie.contracts.base import encode
@@ -86,6 +87,16 @@ async def test_a_ghost_a_missing_run_and_a_wrong_length_are_each_found_and_nothi
     ]
     assert (await edge.book("att-1")).posted == before
     await edge.check()
+
+
+async def test_a_mapped_account_that_is_used_beside_us_is_told_to_people_and_attributed_to_nobody(edge: Edge) -> None:
+    """BR-148: one that the site's admin started by hand under a service account is nobody's usage, and is seen."""
+    await finished(edge)
+    await edge.say(told(edge, native(), bypass=[BypassUse(account="iso-svc", runs=1, device_us=7)]))
+    (fault,) = [one.report for one in await faults(edge) if one.report.kind == "metering.bypass"]
+    assert fault.site == SITE and "account iso-svc: 1 runs on 2026-12-01" in fault.text
+    found = await reconciled(edge)
+    assert (found.counts_agree, found.differences) == (True, [])
 
 
 async def test_a_reading_that_came_later_replaces_the_one_before_and_the_same_one_twice_is_one(edge: Edge) -> None:

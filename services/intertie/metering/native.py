@@ -12,6 +12,7 @@ from intertie.contracts import endpoints
 from intertie.contracts.accounting import NativeDay, ReconciliationQuery, ReconciliationReply, SiteReconciliation
 from intertie.contracts.base import decode
 from intertie.contracts.endpoints import Endpoint
+from intertie.contracts.incident import ReportIncident, Severity
 from intertie.contracts.link import NativeAccounting, Sealed
 from intertie.errors import Refused
 from intertie.ids import SiteName
@@ -33,6 +34,19 @@ PAGE = 100
 MOST_COMPARED = 50_000
 
 
+def bypassed(day: NativeDay) -> ReportIncident:
+    """What a person is told of mapped accounts that were used beside us: the accounts and numbers, and nothing of who sat there."""
+    lines = [f"account {use.account}: {use.runs} runs on {day.day}" for use in day.bypass]
+    return ReportIncident(
+        key=f"metering.bypass/{day.site}",
+        kind="metering.bypass",
+        severity=Severity.WARNING,
+        title=f"Mapped accounts of site {day.site} run work that did not come through the federation",
+        text=f"{'; '.join(lines)[:3_600]}. It is metered by nobody here. Ask the owner whether the account is the tenant's alone.",
+        site=day.site,
+    )
+
+
 class NativeBooks:
     """One copy's part in reconciliation."""
 
@@ -50,6 +64,8 @@ class NativeBooks:
 
         async def mark(tx: StoreTx) -> bool:
             await self._lanes.mark_interpreted(tx, entry)
+            if day.bypass:
+                await tx.fault(bypassed(day))
             return True
 
         await self._kept.keep(entry.site, day, said.sealed, entry.received_at, mark)
