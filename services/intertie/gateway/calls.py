@@ -59,6 +59,9 @@ HEADERS = ("content-type", "accept", "user-agent", "openai-beta")
 MODELS = "/v1/models"
 
 
+GONE = Broken(CallOutcome.CLIENT_GONE, "call.client_gone", "the caller hung up")
+
+
 @dataclass
 class _Told:
     """What will be said of a call."""
@@ -196,6 +199,10 @@ class Calls:
         try:
             response, ending = await passing.run(whole=last)
             return response
+        except asyncio.CancelledError:
+            if _hung_up(request):
+                ending = GONE
+            raise
         finally:
             gone = ending.outcome in (CallOutcome.CLIENT_GONE, CallOutcome.INTERRUPTED) or passing.body_wrong
             await way.close(CallAbort(call=id, outcome=ending.outcome, code=ending.code) if gone else None)
@@ -234,8 +241,7 @@ class _Passing:
         try:
             return await self._pass()
         except ConnectionError:
-            ending = Broken(CallOutcome.CLIENT_GONE, "call.client_gone", "the caller hung up")
-            return self._given(), ending
+            return self._given(), GONE
         finally:
             if pump is not None:
                 pump.cancel()
@@ -294,8 +300,7 @@ class _Passing:
                 done, _ = await asyncio.wait({step}, timeout=HANGUP_S)
                 if done:
                     return step.result()
-                transport = self._request.transport
-                if transport is None or transport.is_closing():
+                if _hung_up(self._request):
                     raise ConnectionResetError("the caller hung up")
         finally:
             step.cancel()
@@ -332,6 +337,10 @@ async def _first_part(request: web.Request, most_bytes: int) -> tuple[bytes, boo
     if len(first) > most_bytes:
         raise Refused("call.too_large", f"a request may hold {most_bytes} bytes")
     return bytes(first), content.at_eof() or not request.can_read_body
+
+
+def _hung_up(request: web.Request) -> bool:
+    return request.transport is None or request.transport.is_closing()
 
 
 def _path(request: web.Request) -> str:
