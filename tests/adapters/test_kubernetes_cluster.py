@@ -50,7 +50,7 @@ class Rig:
 
     def again(self) -> KubernetesCluster:
         """Another agent on the same disk, as after a kill."""
-        api = Api(self.cluster.rules)
+        api = Api(self.cluster.rules, CLOCK)
         return KubernetesCluster(self.cluster.rules, self.world.folder / "records", CLOCK, api=api)
 
     def work(self, script: str, *, account: str = "fed-acme", gpus: int = 0, **fields: object) -> NativeWork:
@@ -357,7 +357,13 @@ async def test_preemption_and_a_lost_node_are_not_the_job_s_doing(rig: Rig) -> N
 
 
 async def test_a_cancel_ends_what_runs_and_is_told_from_its_own_end(rig: Rig) -> None:
-    one = await running(rig, "trap 'exit 3' TERM; while :; do sleep 0.1; done\n")
+    one = await running(rig, "trap 'exit 3' TERM; touch ready; while :; do sleep 0.1; done\n")
+    ready = Path(rig.rules.namespaces["fed-acme"].local) / one.id / "ready"
+
+    async def set_up() -> bool:
+        return ready.exists()
+
+    await until(set_up)
     await rig.cluster.cancel(one.id, 1)
     job = await rig.until(one, over)
     assert job.end and (job.end.outcome, job.end.code) == (NativeOutcome.CANCELLED, 3), job

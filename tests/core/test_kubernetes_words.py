@@ -397,6 +397,14 @@ def test_what_a_later_list_lacks_is_missing_and_not_gone() -> None:
     assert set(kept.gone) == {"a"} and not kept.missing
 
 
+def test_what_comes_back_after_all_is_gone_no_more() -> None:
+    kept = Kept(Pod)
+    kept.relisted([listed("a")])
+    kept.relisted([listed(version="20")])
+    kept.lost("a")
+    assert kept.changed(line("MODIFIED", "a", 21)) and set(kept.objects) == {"a"} and not kept.gone
+
+
 def test_a_watch_moves_on_by_changes_and_bookmarks_and_ends_with_an_error() -> None:
     kept = Kept(Pod)
     kept.relisted([listed("a")])

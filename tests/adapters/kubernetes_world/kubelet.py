@@ -91,6 +91,9 @@ class Kubelets:
                 self._start(pod)
             return
         code = box.process.poll()
+        if pod["status"].get("phase") == "Pending" and (code is not None or not self.isolated or self._begun(pod).exists()):
+            self._runs(pod, box)
+            return
         if code is not None:
             if self.lingering.get(uid, 0) > 0:
                 self.lingering[uid] -= 1
@@ -130,12 +133,20 @@ class Kubelets:
             self._waits(pod, "CreateContainerConfigError", f"{err.args[0]} not found")
             return
         self._waits(pod, "ContainerCreating", "")
-        log = self.folder / "logs" / f"{pod['metadata']['uid']}.log"
-        log.parent.mkdir(exist_ok=True)
+        log = self._begun(pod).with_suffix(".log")
         with open(log, "ab") as out:
             process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True, env=env, cwd="/")
         self.running[pod["metadata"]["uid"]] = Running(process, log, now())
-        started = now()
+
+    def _begun(self, pod: Obj) -> Path:
+        """A file that is there once a container's own command is about to begin."""
+        folder = self.folder / "logs"
+        folder.mkdir(exist_ok=True)
+        return folder / f"{pod['metadata']['uid']}.begun"
+
+    def _runs(self, pod: Obj, box: Running) -> None:
+        container, started = pod["spec"]["containers"][0], now()
+        box.started = started
 
         def runs(one: Obj) -> None:
             one["status"]["phase"] = "Running"
@@ -187,6 +198,7 @@ class Kubelets:
                 steps += [f"mkdir -p {place}", f"mount --bind {hold}/{n} {place}"]
             else:
                 steps.append(f"mount -t tmpfs -o size={source},mode=1777 tmpfs {place}")
+        steps.append(f"touch {shlex.quote(str(self._begun(pod)))}")
         steps.append(f"exec {rights} /bin/sh -c {shlex.quote(inner)}")
         return env, ["unshare", "-m", "-p", "-f", "--kill-child", "--mount-proc", "/bin/sh", "-ec", "\n".join(steps)]
 

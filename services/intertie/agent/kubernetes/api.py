@@ -9,7 +9,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 from typing import Any, Protocol, cast
@@ -19,6 +19,7 @@ import aiohttp
 
 from intertie.agent.kubernetes.core.seen import Status, parsed
 from intertie.agent.kubernetes.core.settings import KubernetesRules
+from intertie.clock import Clock
 from intertie.errors import Conflict, NotFound, Refused, Unavailable
 
 # One answer: longer than a busy API server takes for a page of a list, shorter than anybody's patience.
@@ -47,12 +48,12 @@ class Expired(Exception):
 class Api:
     """`Refused` (it will never be taken), `NotFound`, `Conflict` (there already, or changed), `Unavailable` (not now, or nobody knows)."""
 
-    def __init__(self, rules: KubernetesRules) -> None:
-        self.rules = rules
+    def __init__(self, rules: KubernetesRules, clock: Clock) -> None:
+        self.rules, self.clock = rules, clock
         self._client: Client | None = None
         self._opening = asyncio.Lock()
-        self.heard: datetime | None = None
-        """The API server's wall clock, as of its last answer."""
+        self._heard: tuple[datetime, float] | None = None
+        """The API server's wall clock at its last answer, and our monotonic one then (seconds)."""
 
     async def close(self) -> None:
         if self._client is not None:
@@ -147,9 +148,16 @@ class Api:
 
     def _note(self, response: aiohttp.ClientResponse) -> None:
         try:
-            self.heard = parsedate_to_datetime(response.headers["Date"]).astimezone(UTC)
-        except (KeyError, ValueError, TypeError):
-            self.heard = None
+            self._heard = (parsedate_to_datetime(response.headers["Date"]).astimezone(UTC), self.clock.monotonic_s())
+        except (KeyError, ValueError, TypeError, OverflowError):
+            return  # A proxy that leaves it out: what was heard before goes on.
+
+    def now(self) -> datetime:
+        """The API server's wall clock, by its last answer; ours before the first. Its answers tell whole seconds."""
+        if self._heard is None:
+            return self.clock.now()
+        told, then_s = self._heard
+        return told + timedelta(seconds=self.clock.monotonic_s() - then_s)
 
 
 async def open_client(rules: KubernetesRules) -> Client:
@@ -226,6 +234,8 @@ async def _refuse(response: aiohttp.ClientResponse, method: str, path: str) -> N
                 retry_after_s=30,
                 next_step="the owner renews the agent's token or certificate; jobs keep their last known state",
             )
+        case 403 if "exceeded quota" in text:
+            raise Unavailable("kubernetes.quota", text, retry_after_s=30)
         case 403:
             raise Refused("kubernetes.forbidden", text, next_step="apply what `intertie-agent kubernetes manifests` prints")
         case 404:

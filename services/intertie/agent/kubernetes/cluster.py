@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection, Sequence
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import msgspec
@@ -30,7 +30,7 @@ from intertie.agent.kubernetes.core.manifest import LABEL_ATTEMPT, LABEL_QUEUE, 
 from intertie.agent.kubernetes.core.nodes import described, fits, our_devices
 from intertie.agent.kubernetes.core.seen import Job, Pod, instant, parsed
 from intertie.agent.kubernetes.core.settings import NOT_FOR_JOBS, KubernetesRules, checked
-from intertie.agent.kubernetes.core.words import is_ours, launch_trouble, read
+from intertie.agent.kubernetes.core.words import is_ours, launch_trouble, of_pod, read
 from intertie.agent.kubernetes.records import Records, Run
 from intertie.agent.kubernetes.sight import Found, Sight
 from intertie.clock import Clock
@@ -45,6 +45,7 @@ API_LOG_BYTES = 16 * 1024 * 1024
 STUB_SAYS = b"intertie: "
 """The start stub's own lines, which are no words of the job's."""
 RESOLUTION_US = 1_000_000
+TRIM = timedelta(days=1)
 
 
 class Version(msgspec.Struct, frozen=True, rename="camel"):
@@ -57,10 +58,13 @@ class KubernetesCluster:
     def __init__(self, rules: KubernetesRules, folder: Path, clock: Clock, *, api: Api | None = None) -> None:
         self.rules = checked(rules)
         self.clock = clock
-        self.api = api or Api(rules)
+        self.api = api or Api(rules, clock)
         self.sight = Sight(self.api, rules)
         self.records = Records(folder)
         self._version = ""
+        self._read: dict[AttemptId, frozenset[str]] = {}
+        """Versions of all that an ended run was last read from: it is read again only when one of them changes."""
+        self._trimmed: datetime | None = None
         self._telling = asyncio.Lock()
 
     @property
@@ -82,9 +86,9 @@ class KubernetesCluster:
 
     async def submit(self, work: NativeWork) -> NativeJob:
         tag, account = work.attempt.id, work.attempt.account
-        body = job_manifest(work, self.rules, self._now())
         if (run := self.records.runs.get(tag)) is not None:
             return run.job
+        body = job_manifest(work, self.rules, self.clock.now())  # `start_by` is by this host's clock.
         await self._fits(work)
         name = name_of(work.attempt)
         try:
@@ -133,6 +137,10 @@ class KubernetesCluster:
                 told[run.job.tag] = run.job
             if not why:
                 await self._gone(set(tags) - told.keys())
+        if self._trimmed is None or self._now() - self._trimmed > TRIM:
+            self._trimmed = self._now()
+            await self.records.trim(self._trimmed)
+            self._read = {tag: versions for tag, versions in self._read.items() if tag in told}
         for tag in tags:
             if tag not in told and (kept := self.records.runs.get(tag)) is not None:
                 told[tag] = kept.job
@@ -151,8 +159,13 @@ class KubernetesCluster:
     async def _told(self, account: str, found: Found) -> Run:
         """What is seen now, with what was seen before, on disk."""
         now = self._now()
+        tag = AttemptId(found.job.metadata.tags[LABEL_ATTEMPT])
+        before = self.records.runs.get(tag)
+        versions = frozenset({found.job.metadata.resource_version, *(pod.metadata.resource_version for pod in found.pods)})
+        if before is not None and before.over and self._read.get(tag) == versions:
+            return before
+        self._read[tag] = versions
         job = read(self.name, found.job, found.pods, found.events, deleted=found.deleted)
-        before = self.records.runs.get(job.tag)
         if before is not None and before.uid != found.job.metadata.uid:
             return before  # The name was used again by somebody; the tag's first Job is the one that counts.
         if before is not None and before.over:
@@ -172,14 +185,20 @@ class KubernetesCluster:
             asked=before.asked if before is not None else "",
         )
         await self.records.keep(run)
-        await self._give_up(run, found, now)
+        try:
+            await self._give_up(run, found, now)
+        except (Unavailable, Refused) as err:
+            LOG.warning("what should be deleted is not yet", job=job.native_id, code=err.code, text=err.text)
         if run.over and found.deleted:
             self.sight.places[account].jobs.kept.forget(found.job.metadata.uid)
         return run
 
     async def _give_up(self, run: Run, found: Found, now: datetime) -> None:
         """Delete what cannot start, and what Kueue took back after it had run: a second run of it would be refused by its stub anyway."""
-        if run.over or found.deleted or run.asked or found.job.metadata.deletion_timestamp:
+        if run.over or found.deleted or found.job.metadata.deletion_timestamp:
+            return
+        if run.asked:
+            await self._delete(run, run.asked, "")  # An earlier try of it was not answered.
             return
         for pod in found.pods:
             trouble = launch_trouble(pod)
@@ -211,7 +230,7 @@ class KubernetesCluster:
     async def cancel(self, tag: AttemptId, grace_s: int) -> None:
         """Foreground: the Job stays until its pods are gone. The grace is the pods' own, as they were submitted."""
         run = self.records.runs.get(tag)
-        if run is not None and run.over:
+        if run is not None and (run.over or run.asked not in ("", "cancelled")):
             return
         found = await self.sight.by_tag(tag)
         if found is None:
@@ -289,7 +308,7 @@ class KubernetesCluster:
         return told
 
     def _now(self) -> datetime:
-        return self.api.heard or self.clock.now()
+        return self.api.now()
 
 
 def _with_what_was_seen(job: NativeJob, before: Run | None) -> NativeJob:
@@ -341,8 +360,6 @@ def _accounted(run: Run) -> Accounted:
 
 
 def _foreign(cluster: str, namespace: str, pod: Pod, start: datetime, end: datetime) -> list[Accounted]:
-    from intertie.agent.kubernetes.core.words import of_pod
-
     told = of_pod(pod)
     if told.started is None or told.started >= end or (told.ended is not None and told.ended <= start):
         return []

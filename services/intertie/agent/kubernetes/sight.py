@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from intertie.agent.kubernetes import api as paths
 from intertie.agent.kubernetes.api import Api
 from intertie.agent.kubernetes.core.manifest import LABEL_ATTEMPT
-from intertie.agent.kubernetes.core.seen import Event, Job, Node, Pod, parsed
+from intertie.agent.kubernetes.core.seen import Event, Job, Listed, Node, Pod, parsed
 from intertie.agent.kubernetes.core.settings import KubernetesRules
 from intertie.agent.kubernetes.core.words import is_ours
 from intertie.agent.kubernetes.watch import Stream
@@ -72,16 +72,18 @@ class Sight:
         self.places = {name: Place(api, name) for name in rules.namespaces}
         self.nodes = Stream(api, paths.core("", "nodes"), Node)
         self._tasks: list[asyncio.Task[None]] = []
+        self._waited = False
 
     async def open(self) -> None:
         """Begin to look, if that was not done before, and wait for the first lists as long as that is worth."""
         if not self._tasks:
             self._tasks = [asyncio.create_task(stream.run(), name=f"watch {stream.path}") for stream in self._streams()]
-        waiting = [asyncio.ensure_future(stream.listed.wait()) for stream in self._streams() if not stream.listed.is_set()]
-        if waiting:
+        if not self._waited:
+            waiting = [asyncio.ensure_future(stream.listed.wait()) for stream in self._streams()]
             _, late = await asyncio.wait(waiting, timeout=FIRST_LOOK_S)
             for one in late:
                 one.cancel()
+            self._waited = True
 
     async def close(self) -> None:
         tasks, self._tasks = self._tasks, []
@@ -129,8 +131,6 @@ class Sight:
 
     async def by_tag(self, tag: AttemptId) -> tuple[str, Job] | None:
         """Looked up at the API server itself, in every namespace of ours. `Unavailable`: nobody knows."""
-        from intertie.agent.kubernetes.core.seen import Listed
-
         for name, place in self.places.items():
             data = await self.api.get(paths.jobs(name), {"labelSelector": f"{LABEL_ATTEMPT}={tag}"})
             for item in parsed(data, Listed).items or ():

@@ -52,6 +52,7 @@ class Kept(Generic[T]):
         self.missing |= {uid: one for uid, one in before.items() if uid not in self.objects}
         for uid in self.objects:
             self.missing.pop(uid, None)
+            self.gone.pop(uid, None)
         self.version = pages[-1].metadata.resource_version if pages else ""
 
     def changed(self, line: bytes) -> bool:
@@ -83,6 +84,7 @@ class Kept(Generic[T]):
         elif told.type in ("ADDED", "MODIFIED"):
             self.objects[uid] = one
             self.missing.pop(uid, None)
+            self.gone.pop(uid, None)
         else:
             self._warn(f"a watch said the unknown word {told.type[:40]!r}")
         return True

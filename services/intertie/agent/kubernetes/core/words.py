@@ -157,9 +157,16 @@ def _telling(pods: Sequence[Pod]) -> Pod | None:
     return last[-1] if last else None
 
 
+def _ours_why(job: Job) -> str:
+    """The word that we wrote on a Job before we deleted it."""
+    return (job.metadata.annotations or {}).get(ANNOTATION_ENDED_BY, "").partition(": ")[0]
+
+
 def _taken_away(job: Job, pod: Pod | None, told: Reading) -> Reading:
     """A pod that was being deleted when it ended did not end by itself: somebody of the site did it, or its queue took its place back."""
-    if pod is None or told.end is None or told.end.code == 0 or not (pod.metadata.deletion_timestamp or job.metadata.deletion_timestamp):
+    if _ours_why(job) in ENDED_BY or pod is None or told.end is None or told.end.code == 0:
+        return told
+    if not (pod.metadata.deletion_timestamp or job.metadata.deletion_timestamp):
         return told
     if told.end.outcome not in (Out.EXITED, Out.SIGNALLED, Out.UNKNOWN) or told.started is None:
         return told
@@ -170,9 +177,8 @@ def _taken_away(job: Job, pod: Pod | None, told: Reading) -> Reading:
 
 def _asked_for(job: Job, told: Reading) -> Reading:
     """What we did ourselves explains an end that would otherwise be a mere signal or a mere absence."""
-    why = (job.metadata.annotations or {}).get(ANNOTATION_ENDED_BY, "")
-    by, _, text = why.partition(": ")
-    outcome = ENDED_BY.get(by)
+    text = (job.metadata.annotations or {}).get(ANNOTATION_ENDED_BY, "").partition(": ")[2]
+    outcome = ENDED_BY.get(_ours_why(job))
     if outcome is None or told.end is None or told.end.outcome in (Out.OUT_OF_MEMORY, Out.WALL_LIMIT, Out.NODE_FAILED):
         return told
     if told.end.outcome is Out.EXITED and told.end.code == 0:
