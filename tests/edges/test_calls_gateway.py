@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -88,7 +88,7 @@ def offering(name: str = "tiny", **changes: Any) -> OfferingRecord:
     return msgspec.structs.replace(standard, **changes)
 
 
-Script = Callable[["PlayedSite", CallOpen], Awaitable[None]]
+Script = Callable[["PlayedSite", CallOpen], Coroutine[Any, Any, None]]
 
 
 @dataclass

@@ -311,7 +311,7 @@ async def test_claims_are_asked_for_once_while_they_hold(world: World) -> None:
 def test_every_endpoint_is_served_over_http_or_is_the_services_own() -> None:
     """A command that no path reaches cannot be given; a new one is put into the table or, on purpose, in here."""
     elsewhere = {e.AUTHENTICATE, e.AUTHENTICATE_SITE, e.STATEMENT, e.BOOKS}
-    between_services = {e.ANCHOR_AUDIT, e.REGISTER_SITE, e.SITE_LEFT, e.ATTEMPTS, e.METERING_SNAPSHOT, e.IDENTITY_SNAPSHOT}
+    between_services = {e.ANCHOR_AUDIT, e.CALLS_SEEN, e.REGISTER_SITE, e.SITE_LEFT, e.ATTEMPTS, e.METERING_SNAPSHOT, e.IDENTITY_SNAPSHOT}
     routed = {route.endpoint for route in ROUTES}
     assert set(e.ENDPOINTS) - routed == elsewhere | between_services
     assert not [route.path for route in ROUTES if route.endpoint.action is None and not route.anonymous]
