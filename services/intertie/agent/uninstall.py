@@ -81,7 +81,7 @@ def require_idle(folder: Folder) -> None:
         raise Refused(
             "uninstall.joined",
             f"this machine is still site {site} of a federation",
-            next_step=f"intertie site leave --data {folder.root}, or --drain, which does it",
+            next_step=f"intertie site leave --data {folder.root}; this again with --drain does it too",
         )
     mark = read_mark(folder)
     if mark is not None and procs.alive(mark.process):
