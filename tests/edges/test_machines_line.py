@@ -162,6 +162,26 @@ async def test_a_node_whose_journal_is_gone_still_tells_what_its_folders_prove(w
     assert (end.code, (shared / "count").read_text(encoding="ascii")) == (7, "ran\n")  # noqa: ASYNC240
 
 
+async def test_a_head_that_lost_its_own_file_learns_from_its_nodes_what_they_run(world: HeadWorld, short_folder: Path) -> None:
+    """Its desk knows that the work runs; the node joins again with the key that it had, and says all of it once more."""
+    shared = open_folder(short_folder)
+    one = work(counted(shared))
+    begun = await started(world, one)
+    await world.close()
+    for file in short_folder.glob("machines.db*"):  # noqa: ASYNC240
+        file.unlink()
+    await world.open()
+    waiting = asyncio.create_task(world.adapter.ended(msgspec.structs.replace(one, started=begun)))
+    token, _ = await world.gate.make_token(None, 1)
+    await join(NodeFolder(short_folder / "n1"), head=f"127.0.0.1:{world.port}", token=token, node="n1", slots=4)
+    await until(lambda: world.head.reachable(SiteName("n1")))
+    await until(lambda: one.id in world.head.works)
+    assert not waiting.done()
+    (shared / "go").touch()
+    end = await waiting
+    assert (end.certain, end.code, (shared / "count").read_text(encoding="ascii")) == (True, 7, "ran\n")  # noqa: ASYNC240
+
+
 async def test_what_was_fenced_while_its_node_was_away_never_starts_there(world: HeadWorld, short_folder: Path) -> None:
     """BR-058, the other way round: what we call not started has no process, and gets none when its node returns."""
     shared = open_folder(short_folder)

@@ -42,6 +42,8 @@ START_WITHIN_S = 60
 LOCAL_START_S = 120.0
 # An answer about a log that takes longer is as good as none.
 ASK_S = 5.0
+# Between looks whether a node that was forgotten has joined again.
+ADOPT_S = 2.0
 # Long enough for a result of some MB to follow its end; a larger one is delivered when it is here.
 RESULT_S = 10.0
 
@@ -203,18 +205,37 @@ class MachinesAdapter:
     # --- the end ---
 
     async def ended(self, attempt: Attempt) -> Exit:
-        """By its node's word, however long that is away."""
-        if self._remote(attempt.id) is None:
+        """By its node's word, however long that is away, and whatever this head has forgotten of it."""
+        if self._remote(attempt.id) is None and await self._is_own(attempt):
             return await self.local.ended(attempt)
         while True:
-            work = self.head.works.get(attempt.id)
+            work = self.head.works.get(attempt.id) or await self._adopt(attempt)
             if work is None:
-                return Exit(certain=False)
+                await self.head.news(ADOPT_S)
+                continue
             if work.exit is not None:
                 return work.exit
             if work.refusal is not None:
                 return placed.unstarted(work)
             await self.head.news()
+
+    async def _is_own(self, attempt: Attempt) -> bool:
+        """Its folder lies here, or all of its devices are this machine's."""
+        nodes = {self._node_of(device) for device in attempt.devices}
+        return nodes == {self._own} or await self.local.presence(attempt.id) is not Presence.ABSENT
+
+    async def _adopt(self, attempt: Attempt) -> Work | None:
+        """What the desk knows to run on a node, and the head's own file does not (it was lost): the node says again what became of it. None while
+        that node is not known here again."""
+        try:
+            node = SiteName(self.node_of(attempt))
+        except Refused:
+            return None
+        kept = msgspec.structs.replace(attempt, env={})
+        adopted = Work(attempt=kept, node=node, offer_number=self.head.number(), go_number=self.head.number(), started=attempt.started)
+        await self.head.place(adopted)
+        LOG.warning("work on a node is adopted, the head's own file knew nothing of it", attempt=attempt.id, node=node)
+        return adopted
 
     async def alive(self, attempt: AttemptId) -> bool:
         work = self._remote(attempt)

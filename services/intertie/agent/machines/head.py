@@ -171,8 +171,9 @@ class Head:
 
     async def place(self, work: Work) -> None:
         async with self.store.turn:
-            await self.store.write(partial(self._write_work, work))
+            await self.store.write(partial(self._write_work, work, number=self._next))
             self.works[work.attempt.id] = work
+            self.tell()
 
     async def change(self, attempt: AttemptId, decide: Callable[[Work], Work]) -> Work:
         """Decide on the work as it is now, and have it on disk. `KeyError` if it is not there."""
