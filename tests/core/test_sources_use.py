@@ -8,8 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from intertie.agent.core import use
+from intertie.agent.sources.nodes import cards_of
 from intertie.agent.sources.reading import CardReading
-from intertie.ids import DeviceId
+from intertie.contracts.site import DeviceKind, DeviceState
+from intertie.contracts.telemetry import DeviceSample, NodeSample
+from intertie.ids import DeviceId, PoolName
 
 G = DeviceId("GPU-1")
 S = 1_000_000
@@ -84,3 +87,17 @@ def test_seen_unseen_and_shared_are_the_run_whatever_was_read(steps: list[tuple[
     for told in use.told(found, [G], ran_s * S):
         assert told.seen_us + told.unseen_us + told.shared_us == ran_s * S and min(told.seen_us, told.unseen_us, told.shared_us) >= 0
         assert told.mean_milli is None or (told.max_milli is not None and told.mean_milli <= told.max_milli)
+
+
+def test_a_node_s_sample_is_counted_once_and_not_at_all_where_it_could_not_read() -> None:
+    at = datetime(2026, 1, 1, tzinfo=UTC)
+    seen = DeviceSample(id=G, pool=PoolName("gpu"), kind=DeviceKind.GPU, state=DeviceState.OURS, utilisation_percent=40, memory_used_mib=5)
+    mute = DeviceSample(id=DeviceId("GPU-2"), pool=PoolName("gpu"), kind=DeviceKind.GPU, state=DeviceState.UNKNOWN)
+    guest = DeviceSample(id=DeviceId("GPU-3"), pool=PoolName("gpu"), kind=DeviceKind.GPU, state=DeviceState.FOREIGN, foreign_processes=1)
+    cards, shared = cards_of([NodeSample(node="n2", sampled=at, sequence=1, devices=[seen, mute, guest], every_s=1.0)])
+    assert set(cards) == {G, DeviceId("GPU-3")} and set(shared) == {DeviceId("GPU-3")}
+    found = use.Use()
+    for at_s in (1, 2, 3):
+        found = use.look(found, cards, shared, [G], at_us=at_s * S, beat_us=S)
+    (told,) = use.told(found, [G], 3 * S)
+    assert (told.samples, told.mean_milli, told.max_memory_mib, told.unseen_us) == (1, 400, 5, 2 * S)

@@ -73,6 +73,12 @@ def slots_pool(slots: int) -> PoolProfile:
 
 
 def _gpu_pools(reading: Reading, interconnect: str) -> list[PoolProfile]:
+    if cut := [card for card in reading.cards if card.sliced]:
+        raise Refused(
+            "agent.slices",
+            f"{len(cut)} of the cards here are cut into slices, and what share of a card one slice counts as cannot be seen from here",
+            next_step="declare the slices as a pool with share_milli (ops/docs/telemetry.md), and join with --profile FILE",
+        )
     by_model: dict[str, list[int]] = {}
     for card in reading.cards:
         if card.name and card.uuid:

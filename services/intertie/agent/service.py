@@ -45,6 +45,7 @@ from intertie.agent.reopen import begin, recall_place, reopen, tell_held
 from intertie.agent.request_door import mount as mount_requests
 from intertie.agent.room import spaces_of
 from intertie.agent.site import Site
+from intertie.agent.sources.nodes import cards_of
 from intertie.agent.sources.several import build
 from intertie.agent.telemetry import Collector, Telemetry
 from intertie.agent.transfer import GatewayTransfer
@@ -196,7 +197,7 @@ class Agent:
         self.site.seen = self._pools_seen(pools)
         await self.site.observe(seen, pools)
         self.probe.driver = self.telemetry.driver
-        await self.site.use.look(self.telemetry.cards, self.telemetry.shared(), self.site.settings.telemetry_beat_s * self.beat)
+        await self._count_use()
         if self.lanes and self.bus.connected:
             local = {attempt.id: attempt.local is not None for attempt in self.site.books.attempts.values()}
             self.telemetry.every_s = self.site.settings.telemetry_beat_s * self.beat
@@ -206,6 +207,15 @@ class Agent:
             await self.bus.publish(local_telemetry_subject(self.node), encode_sample(sample))
             for other in self.machines.samples(pools, self.site.books.holds, local, seen) if self.machines is not None else ():
                 await self.bus.publish(local_telemetry_subject(other.node), encode_sample(other))
+
+    async def _count_use(self) -> None:
+        """Of this machine's devices, and of those that other machines of the pool just told of."""
+        cards, shared = dict(self.telemetry.cards), self.telemetry.shared()
+        if self.machines is not None:
+            head = self.machines.head
+            theirs, strangers = cards_of(live.sample for name, live in head.live.items() if live.sample is not None and head.reachable(name))
+            cards, shared = {**theirs, **cards}, shared | strangers
+        await self.site.use.look(cards, shared, self.site.settings.telemetry_beat_s * self.beat)
 
     async def _look_around(self, around: Around) -> None:
         """As a beat, where devices are behind a queue of the site's own: its scheduler is looked at, at its owner's interval."""
