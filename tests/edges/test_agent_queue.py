@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
 
+import pytest
 from tests.fakes.agents import GUEST, offer, pool
 from tests.fakes.sites import World, a_site
 
@@ -19,6 +20,7 @@ from intertie.clock import SystemClock
 from intertie.contracts.job import Cause
 from intertie.contracts.link import Claimed, Ended, Lane, NativeSeen, NotStarted, OfferBody, SegmentClosed, SiteQueued, Started
 from intertie.contracts.usage import Segment, UsagePhase
+from intertie.errors import Refused
 from intertie.ids import AttemptId
 from intertie.trust.keys import Key
 from intertie.trust.seal import open_seal
@@ -245,3 +247,52 @@ async def test_twenty_jobs_with_the_agent_killed_again_and_again_are_each_run_on
 def decode_any(entry: SegmentClosed) -> Segment:
     """Each life of the agent in this test has a key of its own."""
     return open_seal(entry.sealed, entry.sealed.signer, Segment)
+
+
+def lose_journal(folder: Path) -> None:
+    for part in folder.glob("journal.db*"):
+        part.unlink()
+
+
+async def test_work_in_the_queue_outlives_a_journal_that_was_lost(short_folder: Path) -> None:
+    """The notes beside the job folders are the site's own record: what the scheduler has is found, told and metered."""
+    cluster, scheduler = a_cluster(), Key.new("U")
+    cluster.hold(True)
+    body = offer(script="exit 6\n")
+    async with a_site(short_folder, adapter=over(short_folder, cluster), scheduler=scheduler) as world:
+        await world.run(body)
+        await submitted(cluster, 1)
+    lose_journal(short_folder)
+    async with a_site(short_folder, adapter=over(short_folder, cluster), scheduler=scheduler) as world:
+        assert world.site.running() == [body.attempt]
+        cluster.hold(False)
+        end = await world.first(Ended, LIMIT_S)
+        assert (end.attempt, end.exit_code, len(cluster.jobs)) == (body.attempt, 6, 1)
+    await cluster.close()
+
+
+async def test_the_site_s_own_users_are_sent_to_their_own_scheduler(short_folder: Path) -> None:
+    cluster = a_cluster()
+    async with a_site(short_folder, adapter=over(short_folder, cluster)) as world:
+        with pytest.raises(Refused) as refused:
+            await world.site.owner.submit(name="mine", script="true\n", env={}, cwd="/", uid=0)
+        assert refused.value.code == "agent.local_native"
+
+
+async def test_a_reason_that_changes_at_every_look_is_told_now_and_then(short_folder: Path) -> None:
+    """What somebody reads is the first new reason at once; a busy site's queue is no stream of entries."""
+    cluster = a_cluster()
+    async with a_site(short_folder, adapter=over(short_folder, cluster)) as world:
+        speaking(world)
+        cluster.hold(True)
+        body = offer(script="exit 0\n")
+        await world.run(body)
+        await until_seen(world, "JobHeldAdmin")
+        for turn in range(10):
+            cluster.job(body.attempt).reason = ("Priority", "Resources")[turn % 2]
+            asked = cluster.questions
+            await until(lambda asked=asked: cluster.questions > asked)  # type: ignore[misc]  # bound at once
+        assert (await world.kinds()).count("NativeSeen") <= 2
+        cluster.hold(False)
+        await world.first(Ended, LIMIT_S)
+    await cluster.close()

@@ -39,6 +39,7 @@ class Around:
     ) -> None:
         self.cluster, self.clock, self.beat = cluster, clock, beat
         self.looks: Looks = adapter.looks if isinstance(adapter, QueueAdapter) else Looks(cluster, clock, every_s)
+        self._tidy = adapter.tidy if isinstance(adapter, QueueAdapter) else None
         self._owner_s = every_s
         self.pools = [rights.rights(profile) for profile in profiles]
         self.told: Described | None = None
@@ -77,7 +78,8 @@ class Around:
         else:
             self.seen_at, self.why = self.clock.now(), ""
         self.looks.count(self.looks.questions() - before)
-        await self.looks.tidy()
+        if self._tidy is not None:
+            await self._tidy()
 
     def _judge(self, books: Books) -> dict[DeviceId, DeviceState]:
         if self.told is None:

@@ -58,6 +58,12 @@ class Owner:
         wall_s: int | None = None,
     ) -> Attempt:
         """A local job: it starts when devices are free, whoever is away. Recorded here, never charged, never named at the hub."""
+        if self._site.queue is not None:
+            raise Refused(
+                "agent.local_native",
+                "this site has a queue of its own, and its own users submit to that as ever",
+                next_step="use the site's own scheduler (`sbatch`, `kubectl`)",
+            )
         self._site.room.must_have()
         resources = Resources(gpus=gpus, slots=slots)
         self._must_fit(resources)

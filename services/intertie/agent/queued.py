@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -30,6 +31,8 @@ NATIVE_WORDS = 3
 """The link version from which a keeper understands what a site's own scheduler says."""
 # Names and reasons as entries carry them.
 WORD, REASON = 256, 1_000
+# Between two entries that tell of nothing but another reason for waiting.
+REASON_S = 300.0
 # Nodes that are named; a larger gang's are in the site's own books.
 NODES = 256
 
@@ -41,6 +44,7 @@ class Waiting:
         self.site, self.id, self.queue = site, attempt, queue
         self.writing = asyncio.Lock()
         self._said: NativeWords | None = None
+        self._told_s: float | None = None
         self._task: asyncio.Task[None] | None = None
 
     async def enqueue(self) -> life.Exit | None:
@@ -78,6 +82,7 @@ class Waiting:
             return {Lane.SCHEDULER: [entry]}
 
         await self.site.record(entries, save(attempt))
+        self._said = NativeWords(queued.native_id, queued.state, queued.reason)
         LOG.info("waits in the site's own queue", attempt=self.id, native=queued.native_id, cluster=queued.cluster)
 
     # --- the scheduler's words ---
@@ -96,16 +101,37 @@ class Waiting:
             self._task = None
 
     async def _listen(self) -> None:
+        heard = self._said
         while True:
             try:
-                words = await self.queue.words(self.id, self._said)
+                heard = await self._next(heard)
+                if heard is None or heard == self._said or self._can_wait(heard):
+                    continue
                 async with self.writing:
-                    await self._heard(words)
+                    await self._heard(heard)
             except IntertieError as err:
                 LOG.warning("what the scheduler says is not told", attempt=self.id, code=err.code, text=err.text)
                 await asyncio.sleep(1.0)
             else:
-                self._said = words
+                self._said, self._told_s = heard, self.site.clock.monotonic_s()
+
+    async def _next(self, heard: NativeWords | None) -> NativeWords | None:
+        """What it says when it says something else than was heard; the same again when what was put off is due."""
+        if heard == self._said or self._told_s is None:
+            return await self.queue.words(self.id, heard)
+        left_s = self._told_s + REASON_S - self.site.clock.monotonic_s()
+        try:
+            async with asyncio.timeout(max(0.0, left_s)):
+                return await self.queue.words(self.id, heard)
+        except TimeoutError:
+            return heard
+
+    def _can_wait(self, words: NativeWords) -> bool:
+        """Only another reason for waiting, soon after the last: `Priority` and `Resources` take turns at every look of a busy site."""
+        said = self._said
+        if said is None or self._told_s is None or replace(words, reason=said.reason) != said:
+            return False
+        return self.site.clock.monotonic_s() - self._told_s < REASON_S
 
     async def _heard(self, words: NativeWords) -> None:
         before = self.site.books.attempts[self.id]

@@ -124,9 +124,10 @@ class LocalFiles:
 
     def _make(self, job: Owned, content: Content) -> None:
         home, who = self.home(job), self._owner(job)
-        home.mkdir(mode=0o700, exist_ok=True)
+        # From nothing, and ours until it is whole: what an account left in a folder of its own is no place for root to write.
+        shutil.rmtree(home, ignore_errors=True)
+        home.mkdir(mode=0o700)
         for name in ("work", "tmp"):
-            shutil.rmtree(home / name, ignore_errors=True)
             (home / name).mkdir(mode=0o700)
         if content.pack is not None:
             unpack(content.pack, home / "work")

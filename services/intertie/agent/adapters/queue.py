@@ -45,6 +45,10 @@ LOG = log.get("agent.queue")
 FORMAT = 1
 # A cancel is asked for within an instruction: a scheduler that is slower hears it from the next look on.
 CANCEL_S = 5.0
+# Submits at once: a scheduler that is busy with more is slower for its own users.
+SUBMITS = 4
+# Of an interval: how often the folder of what still waits in the queue is looked at.
+WAITING_SHARE = 6.0
 # Looks that must agree, and for how long, before anything is concluded from what they lack: right after a submit, and right after an end, a busy
 # site's accounting shows nothing of it yet.
 AGREE = 3
@@ -101,6 +105,8 @@ class QueueAdapter:
         self.folder, self.cluster, self.files, self.clock = folder, cluster, files, clock
         self._single_user = single_user
         self._lag_s = lag_s
+        self._submits = asyncio.Semaphore(SUBMITS)
+        self._tidied = False
         self._through = through or (lambda attempt: ())
         self.looks = Looks(cluster, clock, every_s)
         folder.mkdir(mode=0o711, parents=True, exist_ok=True)
@@ -209,7 +215,10 @@ class QueueAdapter:
         pause_s = 1.0
         while True:
             try:
-                job = await self.cluster.submit(work)
+                async with self._submits:
+                    if self._has(name, "fenced"):
+                        return _given_up()
+                    job = await self.cluster.submit(work)
                 break
             except Refused as err:
                 # Whether an earlier try of it was taken nobody has to know: what is fenced never begins.
@@ -269,8 +278,11 @@ class QueueAdapter:
 
     async def _next(self, name: AttemptId, look: Look | None) -> Look | None:
         """The next look at the scheduler, or the one before again after as long as a look at the folder is worth waiting."""
+        pause_s = self.files.look_s
+        if look is not None and look.job is not None and look.job.phase is NativePhase.QUEUED:
+            pause_s = max(pause_s, self.looks.every_s / WAITING_SHARE)
         try:
-            async with asyncio.timeout(self.files.look_s):
+            async with asyncio.timeout(pause_s):
                 return await self.looks.after(name, look)
         except TimeoutError:
             return look
@@ -363,6 +375,16 @@ class QueueAdapter:
         if self._has(attempt, "submitting"):
             await self._cancel(attempt, 0)
         return True
+
+    async def tidy(self) -> None:
+        """What was given up by this agent or one before, and may still wait in the site's queue, is asked to go until it is gone."""
+        if not self._tidied:
+            for home in await asyncio.to_thread(lambda: list(self.folder.iterdir())):
+                name = AttemptId(home.name)
+                if self._has(name, "fenced") and self._has(name, "submitting"):
+                    self.looks.stopping(name, 0)
+            self._tidied = True
+        await self.looks.tidy()
 
     async def _cancel(self, attempt: AttemptId, grace_s: int) -> None:
         self.looks.stopping(attempt, grace_s)
