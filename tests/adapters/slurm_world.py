@@ -441,9 +441,8 @@ def running_slurm(
         for slurm in clusters.values():
             with contextlib.suppress(Exception):
                 slurm.clear()
-            for daemon in (slurm.rest, *slurm.slurmds.values(), slurm.ctld):
-                if daemon is not None:
-                    daemon.end()
+            for daemon in (*([slurm.rest] if slurm.rest else []), *slurm.slurmds.values(), slurm.ctld):
+                daemon.end()
         for daemon in reversed(books.daemons):
             daemon.end()
         shutil.rmtree(folder, ignore_errors=True)

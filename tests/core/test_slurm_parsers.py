@@ -12,6 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from intertie.agent.adapters.port import NativeOutcome, NativePhase
+from intertie.agent.core.rights import SLOTS
 from intertie.agent.slurm.cluster import native_nodes
 from intertie.agent.slurm.core import judge, rest
 from intertie.agent.slurm.core.amounts import cards, memory_option, parse_gres, parse_memory, parse_tres
@@ -438,7 +439,7 @@ def test_br_042_a_planned_node_is_usable_and_has_nothing_free() -> None:
     (planned,) = parse_nodes(node(state="MIXED+PLANNED", used="GresUsed=gpu:h200:3(IDX:0-2)")).rows
     gpus, slots = native_nodes(planned, {"h200": "H200"})
     assert (gpus.usable, gpus.devices, gpus.busy, gpus.model) == (True, 8, 8, "H200")
-    assert (slots.devices, slots.busy, slots.model) == (128, 128, "")
+    assert (slots.devices, slots.busy, slots.model) == (128, 128, SLOTS)
 
 
 def test_br_043_processors_are_told_from_cores() -> None:

@@ -7,9 +7,8 @@ accounting in one question; while that lags or is away, of the queue's own memor
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import PurePath
 
@@ -25,6 +24,7 @@ from intertie.agent.adapters.port import (
     NativePhase,
     NativeWork,
 )
+from intertie.agent.core.rights import SLOTS
 from intertie.agent.slurm.commands import Slurm
 from intertie.agent.slurm.core import judge
 from intertie.agent.slurm.core.names import ExitCode
@@ -41,8 +41,6 @@ from intertie.observe import log
 
 LOG = log.get("agent.slurm")
 
-# Looking must not take more than this share of slurmctld's time: a look that takes a second is made every twenty.
-SHARE = 20
 # After a submit whose answer was lost, looks for its tag before that is all that can be said; slurmctld shows a job that it took at once.
 UNSURE_LOOKS, UNSURE_S = 3, 1.0
 # Native ids remembered, to ask the accounting by them.
@@ -67,25 +65,6 @@ class Looked:
     rows: Sequence[Queued]
     bad: Sequence[Bad]
     at: datetime
-    took_s: float
-
-
-@dataclass(slots=True)
-class Price:
-    """Questions of the last minutes."""
-
-    asked: deque[tuple[float, int]] = field(default_factory=deque)
-
-    def note(self, now_s: float, total: int) -> None:
-        self.asked.append((now_s, total))
-        while len(self.asked) > 2 and now_s - self.asked[0][0] > 600:
-            self.asked.popleft()
-
-    def per_minute(self) -> float:
-        if len(self.asked) < 2:
-            return 0.0
-        (first_s, first), (last_s, last) = self.asked[0], self.asked[-1]
-        return round((last - first) / max(60.0, last_s - first_s) * 60, 2)
 
 
 class SlurmCluster:
@@ -96,7 +75,6 @@ class SlurmCluster:
         self._name = name or rules.cluster
         self._known: dict[AttemptId, Known] = {}
         self._last: Looked | None = None
-        self._price = Price()
         self._ending: dict[AttemptId, asyncio.Task[None]] = {}
         self._said: set[str] = set()
 
@@ -110,7 +88,7 @@ class SlurmCluster:
         return self.slurm.asked
 
     async def open(self) -> None:
-        """Learn the cluster's name. Without it nothing of it can be told apart from another's."""
+        """Learn the cluster's name, before the first word with it. Without it nothing of it can be told apart from another's."""
         if not self._name:
             self._name = await self.slurm.cluster()
 
@@ -131,17 +109,12 @@ class SlurmCluster:
         # On a login node the account is that machine's: only the lists of the owner, in site.toml and sudoers, can say.
         return "" if rules.ssh is not None or rules.become is Become.REST else accounts.why_not(account)
 
-    @property
-    def every_s(self) -> float:
-        """Between looks: the owner's interval, longer while slurmctld is slow."""
-        took_s = self._last.took_s if self._last is not None else 0.0
-        return max(self.rules.every_s, took_s * SHARE)
-
     # --- whose is it ---
 
     def _ours(self, known: Iterable[Known] = ()) -> judge.Ours:
         users = {*self.rules.accounts, *[one.account for one in known if one.account]} if self.rules.accounts else set[str]()
-        return judge.Ours(PurePath(self.rules.nodes_see or self.rules.folder), frozenset(users))
+        root = PurePath(self.rules.nodes_see or self.rules.folder)
+        return judge.Ours(root, frozenset(users), by_account=self.rules.become is Become.SUDO)
 
     def _remember(self, tag: AttemptId, account: str = "") -> Known:
         known = self._known.setdefault(tag, Known(account))
@@ -158,13 +131,9 @@ class SlurmCluster:
     # --- looking ---
 
     async def _look(self) -> Looked:
-        before = self.clock.monotonic_s()
-        try:
-            read = await self.slurm.queue()
-        finally:
-            self._price.note(self.clock.monotonic_s(), self.slurm.asked)
-        took_s = self.clock.monotonic_s() - before
-        self._last = Looked(read.rows, read.bad, self.clock.now(), took_s)
+        await self.open()
+        read = await self.slurm.queue()
+        self._last = Looked(read.rows, read.bad, self.clock.now())
         for bad in read.bad:
             self._tell_once(f"job {bad.about} cannot be read in the queue: {bad.why}")
         return self._last
@@ -197,7 +166,7 @@ class SlurmCluster:
         return Listing(jobs, look.at, whole, why)
 
     def _tag_of(self, row: judge.Row) -> Tag:
-        tag = self._ours().tag(row) or judge.Ours(self._ours().root).tag(row)
+        tag = replace(self._ours(), users=frozenset()).tag(row)
         assert tag is not None
         return tag
 
@@ -380,10 +349,9 @@ class SlurmCluster:
 
     async def describe(self) -> Described:
         last = self._last
-        if last is None or (self.clock.now() - last.at).total_seconds() > self.every_s:
+        if last is None or (self.clock.now() - last.at).total_seconds() > self.rules.every_s:
             last = await self._look()
         read = await self.slurm.nodes()
-        self._price.note(self.clock.monotonic_s(), self.slurm.asked)
         used = partitions(self.rules)
         nodes = [node for node in read.rows if not used or used & set(node.partitions)]
         warnings = [f"node {bad.about} cannot be read: {bad.why}" for bad in read.bad]
@@ -408,15 +376,7 @@ class SlurmCluster:
             if row.state.phase in (NativePhase.RUNNING, NativePhase.SUSPENDED, NativePhase.FINISHING) and ours.tag(row) is not None:
                 per_node = sum(one.count for one in row.gres if one.name == "gpu")
                 held += row.tres.gpus if row.tres.gpus is not None else per_node * max(1, row.node_count)
-        load = judge.native_load(rows, ours, busy, held, self.clock.now())
-        return NativeLoad(
-            running=load.running,
-            waiting=load.waiting,
-            devices_busy=load.devices_busy,
-            observed_at=load.observed_at,
-            every_s=self.every_s,
-            rpc_per_minute=self._price.per_minute(),
-        )
+        return judge.native_load(rows, ours, busy, held, self.clock.now())
 
     def _foreign(self, rows: Sequence[Queued]) -> list[str]:
         """Accounts that were lent to the federation alone, used by hand (BR-148): told in numbers."""
@@ -440,7 +400,7 @@ def native_nodes(node: Node, models: Mapping[str, str]) -> Sequence[NativeNode]:
         busy -= mine
         found.append(NativeNode(node.name, usable, state, reason, count, mine, models.get(word, word)))
     cpus_busy = node.cpus if node.state.planned else min(node.cpus, node.cpus_busy)
-    found.append(NativeNode(node.name, usable, state, reason, node.cpus, cpus_busy, "", node.memory_mib))
+    found.append(NativeNode(node.name, usable, state, reason, node.cpus, cpus_busy, SLOTS, node.memory_mib))
     return found
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import os
 import shlex
 import signal
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 # A queue of 100,000 jobs is about 30 MB of text; what is longer is no queue.
 ANSWER_BYTES = 128 * 1024 * 1024
 ERROR_BYTES = 65_536
+PART_BYTES = 1 << 18
 # To reach a login node, key exchange included.
 CONNECT_S = 15.0
 
@@ -50,9 +52,16 @@ class Shell(Protocol):
     """Errors: `Unsure` (it was begun, and its end is not known), `Unavailable` (it was surely not begun)."""
 
     async def run(
-        self, argv: Sequence[str], *, account: str = "", stdin: Path | bytes = b"", timeout_s: float, limit: int = ANSWER_BYTES
+        self,
+        argv: Sequence[str],
+        *,
+        account: str = "",
+        stdin: Path | bytes = b"",
+        out: Path | None = None,
+        timeout_s: float,
+        limit: int = ANSWER_BYTES,
     ) -> Done:
-        """`account`: become it, where this transport can; empty: as ourselves."""
+        """`account`: become it, where this transport can; empty: as ourselves. `out`: a file that takes its standard output."""
         ...
 
     async def close(self) -> None: ...
@@ -73,7 +82,14 @@ class LocalShell:
         self._env = dict(env)
 
     async def run(
-        self, argv: Sequence[str], *, account: str = "", stdin: Path | bytes = b"", timeout_s: float, limit: int = ANSWER_BYTES
+        self,
+        argv: Sequence[str],
+        *,
+        account: str = "",
+        stdin: Path | bytes = b"",
+        out: Path | None = None,
+        timeout_s: float,
+        limit: int = ANSWER_BYTES,
     ) -> Done:
         who = None
         if account:
@@ -82,7 +98,7 @@ class LocalShell:
             who = accounts.by_name(account)
         job = _Process(argv, self._env, who, timeout_s, limit)
         try:
-            return await asyncio.to_thread(job.run, stdin)
+            return await asyncio.to_thread(job.run, stdin, out)
         except asyncio.CancelledError:
             job.kill()
             raise
@@ -112,7 +128,7 @@ class _Process:
         self._late = True
         self.kill()
 
-    def run(self, stdin: Path | bytes) -> Done:
+    def run(self, stdin: Path | bytes, out: Path | None = None) -> Done:
         with contextlib.ExitStack() as stack:
             fed: IO[bytes]
             if isinstance(stdin, Path):
@@ -127,11 +143,9 @@ class _Process:
             timer = threading.Timer(self.timeout_s, self._give_up)
             timer.daemon = True
             timer.start()
+            told: IO[bytes] = stack.enter_context(out.open("wb")) if out is not None else io.BytesIO()
             try:
-                assert process.stdout is not None
-                out = process.stdout.read(self.limit + 1)
-                if len(out) > self.limit:
-                    self.kill()
+                size = self._take(process, told)
                 code = process.wait()
             finally:
                 timer.cancel()
@@ -139,10 +153,22 @@ class _Process:
                     process.stdout.close()
             if self._late:
                 raise Unsure("slurm.no_answer", f"{self.argv[0]} had no answer within {self.timeout_s:g} s")
-            if len(out) > self.limit:
+            if size > self.limit:
                 raise Unavailable("slurm.too_much", f"{self.argv[0]} answered with more than {self.limit} bytes")
             error.seek(0)
-            return Done(code, out, error.read(ERROR_BYTES))
+            return Done(code, told.getvalue() if isinstance(told, io.BytesIO) else b"", error.read(ERROR_BYTES))
+
+    def _take(self, process: subprocess.Popen[bytes], told: IO[bytes]) -> int:
+        """Its whole standard output, as far as the limit: how much it was."""
+        assert process.stdout is not None
+        size = 0
+        while part := process.stdout.read(PART_BYTES):
+            size += len(part)
+            if size > self.limit:
+                self.kill()
+                break
+            told.write(part)
+        return size
 
     def _start(self, fed: IO[bytes], error: IO[bytes]) -> subprocess.Popen[bytes]:
         who = self.who
@@ -177,7 +203,14 @@ class SshShell:
         self._one = asyncio.Lock()
 
     async def run(
-        self, argv: Sequence[str], *, account: str = "", stdin: Path | bytes = b"", timeout_s: float, limit: int = ANSWER_BYTES
+        self,
+        argv: Sequence[str],
+        *,
+        account: str = "",
+        stdin: Path | bytes = b"",
+        out: Path | None = None,
+        timeout_s: float,
+        limit: int = ANSWER_BYTES,
     ) -> Done:
         assert not account, "a login node lets us be nobody else; the wrapper does"
         import asyncssh
@@ -191,7 +224,7 @@ class SshShell:
                 process = await connection.create_process(shlex.join(words), encoding=None)
                 begun = True
                 try:
-                    return await _talk(process, data, limit)
+                    return await _talk(process, data, out, limit)
                 finally:
                     process.close()
         except TimeoutError as err:
@@ -245,7 +278,7 @@ class SshShell:
         await self._drop()
 
 
-async def _talk(process: asyncssh.SSHClientProcess[bytes], data: bytes, limit: int) -> Done:
+async def _talk(process: asyncssh.SSHClientProcess[bytes], data: bytes, out: Path | None, limit: int) -> Done:
     """Feed it, read both its outputs within bounds, and wait."""
     stdin, stdout, stderr = process.stdin, process.stdout, process.stderr
 
@@ -255,18 +288,23 @@ async def _talk(process: asyncssh.SSHClientProcess[bytes], data: bytes, limit: i
             await stdin.drain()
             stdin.write_eof()
 
-    async def take(stream: asyncssh.SSHReader[bytes], most: int) -> bytes:
-        parts, size = list[bytes](), 0
-        while part := await stream.read(65_536):
+    async def take(stream: asyncssh.SSHReader[bytes], told: IO[bytes], most: int) -> None:
+        size = 0
+        while part := await stream.read(PART_BYTES):
             size += len(part)
-            if size <= most:
-                parts.append(part)
-        return b"".join(parts) if size <= most else b""
+            if size > most:
+                raise Unavailable("slurm.too_much", f"a command answered with more than {most} bytes")
+            told.write(part)
 
-    async with asyncio.TaskGroup() as group:
-        group.create_task(feed())
-        out = group.create_task(take(stdout, limit))
-        error = group.create_task(take(stderr, ERROR_BYTES))
-    ended = await process.wait()
-    code = ended.exit_status if ended.exit_status is not None else -1
-    return Done(code, out.result(), error.result())
+    with contextlib.ExitStack() as stack:
+        told: IO[bytes] = stack.enter_context(out.open("wb")) if out is not None else io.BytesIO()
+        error = io.BytesIO()
+        both = [asyncio.ensure_future(one) for one in (feed(), take(stdout, told, limit), take(stderr, error, ERROR_BYTES))]
+        try:
+            await asyncio.gather(*both)
+        finally:
+            for one in both:
+                one.cancel()
+        ended = await process.wait()
+        code = ended.exit_status if ended.exit_status is not None else -1
+        return Done(code, told.getvalue() if isinstance(told, io.BytesIO) else b"", error.getvalue())

@@ -27,11 +27,13 @@ class Ours:
 
     root: PurePath
     users: frozenset[str] = frozenset()
+    by_account: bool = False
+    """Folders lie below one of their account."""
 
     def tag(self, row: Row) -> Tag | None:
         if self.users and row.user not in self.users:
             return None
-        return read_tag(row.comment) or tag_of_folder(row.folder, self.root)
+        return read_tag(row.comment) or tag_of_folder(row.folder, self.root / row.user if self.by_account and row.user else self.root)
 
 
 def ended_as(state: JobState, code: ExitCode | None, *, ran: bool) -> NativeEnd:

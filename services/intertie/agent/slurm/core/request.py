@@ -146,7 +146,6 @@ def body(request: Request, script: str, now: datetime, gres_key: str) -> Mapping
         "comment": write_tag(request.tag),
         "requeue": False,
         "dependency": "singleton",
-        "deadline": int(now.timestamp()) + request.deadline_s,
         "time_limit": request.minutes,
         "tasks": request.nodes,
         "cpus_per_task": request.cpus,
@@ -157,6 +156,7 @@ def body(request: Request, script: str, now: datetime, gres_key: str) -> Mapping
     }
     # v0.0.38 takes a list where later ones take words of their own, and needs an environment that is not empty.
     old = gres_key == "gres"
+    job["deadline"] = f"now+{request.deadline_s}" if old else int(now.timestamp()) + request.deadline_s
     environment = {"PATH": "/usr/local/bin:/usr/bin:/bin"}
     job["environment"] = environment if old else [f"{name}={value}" for name, value in environment.items()]
     job["nodes"] = [request.nodes, request.nodes] if old else str(request.nodes)

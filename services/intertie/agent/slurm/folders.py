@@ -1,0 +1,134 @@
+"""Job folders where the agent may not become the mapped account: made, written, read and packed by the owner's wrapper, as that account.
+
+The wrapper (`ops/slurm/intertie-as`) is the only command of the sudo rule. Folders lie below `FOLDER/ACCOUNT/`, which belongs to the account alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import shutil
+import tarfile
+import tempfile
+from collections.abc import Collection
+from pathlib import Path, PurePath
+
+from intertie.agent.adapters.files import RECORD_BYTES, Content, Owned
+from intertie.agent.adapters.port import Chunk
+from intertie.agent.outputs import pack_outputs, pattern
+from intertie.agent.slurm.core.replies import last_words
+from intertie.agent.slurm.core.rules import SlurmRules
+from intertie.agent.slurm.transport import Done, Shell
+from intertie.contracts.job import ResultRef
+from intertie.errors import Refused, Unavailable
+
+# What the wrapper says where something is not there, and that is all that is wrong.
+ABSENT, TAKEN = 4, 5
+# To move a work pack or results of some gigabytes over a slow wire.
+MOVE_S = 3_600.0
+RESULT_BYTES = 64 * 1024 * 1024 * 1024
+
+
+class WrapperFiles:
+    """`Files` through `sudo -u ACCOUNT WRAPPER VERB …`, here or on a login node."""
+
+    def __init__(self, shell: Shell, rules: SlurmRules, scratch: Path, *, look_s: float = 2.0) -> None:
+        self.shell, self.rules, self.scratch = shell, rules, scratch
+        self._look_s = look_s
+
+    @property
+    def look_s(self) -> float:
+        return self._look_s
+
+    def seen(self, job: Owned) -> PurePath:
+        return PurePath(self.rules.nodes_see or self.rules.folder) / job.account / job.attempt
+
+    async def _do(
+        self,
+        job: Owned,
+        verb: str,
+        *words: str,
+        stdin: Path | bytes = b"",
+        out: Path | None = None,
+        ok: Collection[int] = (),
+        limit: int = RECORD_BYTES * 16,
+    ) -> Done:
+        if not job.account:
+            raise Unavailable("slurm.no_account", f"{job.attempt} has no account that its folder belongs to")
+        argv = ("sudo", "--non-interactive", f"--user={job.account}", "--", self.rules.wrapper, verb, job.attempt, *words)
+        moving = verb in ("stage", "take", "list")
+        done = await self.shell.run(argv, stdin=stdin, out=out, timeout_s=MOVE_S if moving else self.rules.timeout_s, limit=limit)
+        if done.code in (0, *ok):
+            return done
+        text = f"{verb} of {job.attempt} as {job.account}: {last_words(done.error) or f'exit {done.code}'}"
+        if "password is required" in text or "not allowed" in text or "sudoers" in text:
+            raise Refused("slurm.sudo", text, next_step="the sudo rule: intertie-agent slurm lines")
+        raise Unavailable("slurm.wrapper", text, retry_after_s=10)
+
+    async def make(self, job: Owned, content: Content) -> None:
+        tar = await asyncio.to_thread(self._tar, content)
+        try:
+            await self._do(job, "stage", stdin=tar)
+        finally:
+            tar.unlink(missing_ok=True)
+
+    def _tar(self, content: Content) -> Path:
+        """Files with their modes, and the work as it came, which the account unpacks with its own rights."""
+        self.scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=self.scratch, delete=False) as out, tarfile.open(fileobj=out, mode="w") as tar:
+            for name, (data, mode) in content.files.items():
+                entry = tarfile.TarInfo(name)
+                entry.size, entry.mode = len(data), mode
+                tar.addfile(entry, io.BytesIO(data))
+            if content.pack is not None:
+                tar.add(content.pack, ".pack.tar.gz", recursive=False)
+            return Path(out.name)
+
+    async def claim(self, job: Owned) -> bool:
+        return (await self._do(job, "claim", ok=(TAKEN,))).code == 0
+
+    async def write(self, job: Owned, name: str, data: bytes) -> None:
+        await self._do(job, "write", name, stdin=data)
+
+    async def read(self, job: Owned, name: str, offset: int = 0, limit: int = RECORD_BYTES) -> Chunk | None:
+        done = await self._do(job, "read", name, str(offset), str(limit), ok=(ABSENT,), limit=limit + 64)
+        if done.code == ABSENT:
+            return None
+        head, _, data = done.out.partition(b"\n")
+        if not head.isdigit():
+            raise Unavailable("slurm.wrapper", f"read of {job.attempt}: no length")
+        total = int(head)
+        return Chunk(data[:limit], min(offset, total), total)
+
+    async def names(self, job: Owned) -> frozenset[str] | None:
+        done = await self._do(job, "names", ok=(ABSENT,))
+        if done.code == ABSENT:
+            return None
+        return frozenset(name for name in done.out.decode("utf-8", errors="replace").splitlines() if name)
+
+    async def pack(self, job: Owned, outputs: Collection[str], target: Path) -> ResultRef | None:
+        listed = await self._do(job, "list", limit=256 * 1024 * 1024)
+        wanted = [pattern(one) for one in outputs]
+        names = [name for name in listed.out.split(b"\0") if name and any(one.fullmatch(name.decode("utf-8", "replace")) for one in wanted)]
+        if not names:
+            return None
+        self.scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder = Path(await asyncio.to_thread(tempfile.mkdtemp, dir=self.scratch))
+        try:
+            await self._do(job, "take", stdin=b"".join(name + b"\0" for name in names), out=folder / "tar", limit=RESULT_BYTES)
+            return await asyncio.to_thread(_packed, folder, outputs, target)
+        finally:
+            await asyncio.to_thread(shutil.rmtree, folder, True)
+
+    async def remove(self, job: Owned, names: Collection[str] = ()) -> None:
+        await self._do(job, "remove", *sorted(names), ok=(ABSENT,))
+
+
+def _packed(folder: Path, outputs: Collection[str], target: Path) -> ResultRef | None:
+    """In the form that every site's results have."""
+    try:
+        with tarfile.open(folder / "tar") as tar:
+            tar.extractall(folder / "work", filter="data")
+        return pack_outputs(folder / "work", list(outputs), target, None)
+    except (tarfile.TarError, OSError) as err:
+        raise Unavailable("slurm.wrapper", f"the outputs cannot be read: {err}"[:300]) from err
