@@ -135,7 +135,10 @@ HELD: Mapping[str, tuple[str, ...]] = {
         "edges/test_scheduler_store.py::test_a_submit_whose_caller_hung_up_is_found_by_its_key",
         "edges/test_scheduler_service.py::test_the_same_key_gives_the_same_job_and_other_content_is_a_conflict",
     ),
-    "062": ("core/test_scheduler_core.py::test_failures_of_sites_end_at_a_limit_and_preemption_is_none",),
+    "062": (
+        "core/test_scheduler_core.py::test_failures_of_sites_end_at_a_limit_and_preemption_is_none",
+        "edges/test_machines_line.py::test_a_node_that_begins_nothing_is_set_aside_and_says_why",
+    ),
     # placement, quota, freshness
     "066": (
         "core/test_link_keeper.py::test_what_runs_is_believed_only_at_head",
@@ -377,7 +380,6 @@ LATER: Mapping[str, Later] = {
     **dict.fromkeys(("002", "003", "005", "006", "007", "009", "011", "013", "016", "018"), SLURM),
     **dict.fromkeys(("026", "027", "029", "032", "034", "036", "037", "039", "042", "043", "047", "077"), SLURM),
     "033": Later("sites", "Elapsed times as a native scheduler prints them are read by its adapter; limits in scripts are held."),
-    "062": Later("sites", "Single nodes are excluded where a site has several; the retry budget is held."),
     "071": Later("planner", "Two who preempt one victim need the planner's own preemption; quotas cut below use are held."),
     "072": Later("sites", "Drift of a native queue's own settings is seen by its adapter."),
     "084": Later("periods", "Late usage meets a closed period only when periods close."),

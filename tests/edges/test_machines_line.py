@@ -282,3 +282,16 @@ async def test_a_run_whose_devices_lie_on_two_machines_is_refused(world: HeadWor
     with pytest.raises(Refused) as error:
         await world.adapter.prepare(wide, None)
     assert error.value.code == "agent.one_node" and "n1, n2" in error.value.text
+
+
+@pytest.mark.skipif(not GUEST, reason="without root every account is the agent's own")
+async def test_a_node_that_begins_nothing_is_set_aside_and_says_why(world: HeadWorld) -> None:
+    """BR-062: a broken machine is always free, and would take every retry."""
+    node, _ = world.nodes["n1"]
+    for number in range(3):
+        assert not world.head.node("n1").cordoned, number
+        one = work("exit 0\n", account="no-such-account")
+        await world.adapter.prepare(one, None)
+        assert isinstance(await world.adapter.start(one), Exit)
+    await until(lambda: world.head.node("n1").cordoned)
+    assert "no-such-account" in world.head.node("n1").reason and node.site.books.attempts == {}

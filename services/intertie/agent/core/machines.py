@@ -89,7 +89,9 @@ def pools_of(profiles: Iterable[PoolProfile], own: NodeDevices, nodes: Iterable[
             devices = [device for one in everybody for device in one.slots]
         else:
             devices = [gpu for one in everybody for gpu in one.gpus if plain(gpu.model) == plain(profile.accelerator)]
-        pools.append(Pool(profile, devices[: profile.count]))
+        # A card that two nodes claim to have is the first one's: it must not be held twice.
+        once = list({device.id: device for device in reversed(devices)}.values())[::-1]
+        pools.append(Pool(profile, once[: profile.count]))
     return pools
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable
 
 import msgspec
 
-from intertie.agent.core.attempts import Exit
+from intertie.agent.core.attempts import Exit, verdict
 from intertie.agent.core.leases import Deadline
 from intertie.agent.core.model import Attempt, Failing, StartedRecord
 from intertie.contracts.job import Cause, ResultRef
@@ -206,6 +206,21 @@ def seen_of(end: Exit) -> ExitSeen:
         rebooted=end.rebooted,
         out_of_memory=end.out_of_memory,
     )
+
+
+def began(work: Work) -> bool:
+    """Its own code was reached: whatever it did then is no word on the node."""
+    return work.exit is not None and not fault_of(work) and work.exit.certain
+
+
+def fault_of(work: Work) -> str:
+    """Why the node could not begin it, where that is the node's doing; empty otherwise (late, busy, the script's own)."""
+    if work.refusal is not None:
+        return f"{work.refusal.text} [{work.refusal.code}]" if work.refusal.fault or work.refusal.code == "not_startable" else ""
+    if work.exit is not None and work.exit.refused_errno is not None:
+        judged = verdict(work.exit, work.attempt)
+        return judged.reason if judged.cause is Cause.SITE else ""
+    return ""
 
 
 def unstarted(work: Work) -> Exit:

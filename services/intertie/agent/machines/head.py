@@ -43,6 +43,10 @@ LOG = log.get("machines.head")
 FIRST_DAY = datetime(2025, 1, 1, tzinfo=UTC)
 # Without a sample for this long a node is not there. The hub's own limit for a site's telemetry.
 FRESH_S = 15.0
+# Of one node; no machine has more, and a node that says so is not believed further.
+MOST_CARDS = 256
+# So many runs in a row that a node could not begin, by its own fault, set it aside: a broken machine is always free, and would take them all.
+BREAK_AFTER = 3
 
 
 class NodeKept(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,6 +98,8 @@ class Head:
         self.epoch, self._next = 1, 1
         self.fresh_s = FRESH_S
         self._news = asyncio.Event()
+        self._faults: dict[SiteName, int] = {}
+        """Runs in a row that a node could not begin."""
         self.keeper = LaneKeeper(
             self.bus,
             Lane.SCHEDULER,
@@ -151,7 +157,7 @@ class Head:
         live.sample, live.sampled_s = sample, self.clock.monotonic_s()
         known = {device.id: device for device in kept.devices}
         for seen in sample.devices:
-            if seen.kind == "gpu":
+            if seen.kind == "gpu" and (seen.id in known or len(known) < MOST_CARDS):
                 before = known.get(seen.id)
                 memory = seen.memory_total_mib or (before.memory_mib if before else 0)
                 known[seen.id] = Device(id=seen.id, kind=seen.kind, model=seen.model, memory_mib=memory, node=name)
@@ -267,6 +273,24 @@ class Head:
                 self.works[work.attempt.id] = work
         if changed:
             self.tell()
+        for work in changed:
+            await self._judge_node(work)
+
+    def forgive(self, node: SiteName) -> None:
+        """Its owner has looked: what it could not begin before counts no more."""
+        self._faults.pop(node, None)
+
+    async def _judge_node(self, work: Work) -> None:
+        """A node that begins nothing gets nothing more, until its owner has looked (BR-062)."""
+        if placed.began(work):
+            self._faults.pop(work.node, None)
+        elif (fault := placed.fault_of(work)) and work.node in self.nodes:
+            self._faults[work.node] = self._faults.get(work.node, 0) + 1
+            node = self.nodes[work.node]
+            if self._faults[work.node] >= BREAK_AFTER and not node.cordoned:
+                why = f"set aside: {BREAK_AFTER} runs in a row could not begin here, the last one: {fault}"[:300]
+                LOG.error("a node is set aside", node=node.name, why=why)
+                await self.keep_node(msgspec.structs.replace(node, cordoned=True, reason=why))
 
     def _changed(self, entry: LaneEntry, said: SchedulerEntry) -> list[Work]:
         if isinstance(said, JournalOpened | HeldTold):
