@@ -32,6 +32,10 @@ def rights(profile: PoolProfile) -> Pool:
     return Pool(profile, devices)
 
 
+SLOTS = "slot"
+"""The model of a line that counts a node's processors, where its cards have a line of their own."""
+
+
 @dataclass(frozen=True, slots=True)
 class Room:
     """Of one pool, in devices. None of them is more than the pool was declared to have."""
@@ -42,7 +46,8 @@ class Room:
 
 def room(pool: Pool, told: Described, ours: int, alone: bool) -> Room:
     """`ours`: devices that run work of ours there now. `alone`: no other pool is in this cluster, so all that is foreign is in this one."""
-    nodes = [node for node in told.nodes if _of(pool, node)]
+    listed = any(node.model == SLOTS for node in told.nodes)
+    nodes = [node for node in told.nodes if (node.model == SLOTS) == (listed and pool.kind is DeviceKind.SLOT) and _of(pool, node)]
     usable = sum(node.devices for node in nodes if node.usable)
     busy = sum(min(node.busy, node.devices) for node in nodes if node.usable)
     foreign = max(0, busy - ours, told.load.devices_busy if alone else 0)

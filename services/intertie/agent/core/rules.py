@@ -10,6 +10,7 @@ from intertie.agent.core.probing import ProbeRules
 from intertie.agent.core.requests import JobOfferingRule
 from intertie.agent.endpoint.rules import EndpointRule
 from intertie.agent.kubernetes.core.settings import KubernetesRules
+from intertie.agent.slurm.core.rules import SlurmRules
 from intertie.agent.sources.settings import TelemetrySource
 
 
@@ -36,6 +37,8 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Call offerings: what others may ask of a server of the owner's, call by call (ops/docs/endpoint.md)."""
     kubernetes: KubernetesRules | None = None
     """`[kubernetes]`: a cluster whose namespaces are lent to tenants (ops/docs/kubernetes.md)."""
+    slurm: SlurmRules | None = None
+    """`[slurm]`: a Slurm whose queue is lent (ops/docs/slurm.md)."""
     machines: MachinesRules | None = None
     """`[machines]`: a pool of machines, whose head this agent is (ops/docs/machines.md)."""
     data: list[DataFolder] = []
