@@ -23,7 +23,7 @@ from intertie.agent.core.offers import Terms, owner_waits
 from intertie.contracts.base import encode
 from intertie.contracts.job import JobSpec
 from intertie.contracts.link import EntryBase, IslandedGrant, IslandedSubmit, Lane
-from intertie.contracts.site import DeviceKind
+from intertie.contracts.site import AccessMode, DeviceKind
 from intertie.errors import Denied, Refused
 from intertie.ids import AttemptId, JobId, TenantName, mint
 from intertie.link.journal import NextSeq
@@ -151,6 +151,8 @@ class Grants:
         site = self._site
         if pool.kind is not kind or pool.name in site.settings.cordoned_pools or (terms.owner_first and owner_waits(pool, site.books)):
             return False
+        if pool.profile.mode is AccessMode.SERVICE:
+            return False  # The owner decides there, and was not asked.
         lent = sum(len(a.devices) for a in site.books.attempts.values() if a.local is None and a.pool == pool.name and a.state in OPEN)
         return lent + count <= pool.profile.lendable.devices
 

@@ -35,11 +35,13 @@ from intertie.contracts.link import (
     Stop,
     Withdraw,
 )
+from intertie.contracts.site import PoolRecord
 from intertie.errors import Refused
 from intertie.ids import CANARY, AttemptId, Digest, InstructionId, JournalId, SiteName, digest
 from intertie.lane.interpreter import storable
 from intertie.lane.keeper import Settings
 from intertie.lane.tables import LaneEntry, LaneTables
+from intertie.lifecycle import PHASE_WORKS
 from intertie.link.journal import InstructionMark
 from intertie.link.keeper import SiteRow
 from intertie.link.lost import range_lost
@@ -408,7 +410,7 @@ class SiteLane:
             mappings=[
                 AccountMapping(tenant=m.tenant, account=m.account) for m in sorted(world.mappings.get(site, ()), key=lambda m: m.tenant)
             ],
-            cordoned_pools=sorted(pool for (name, pool), record in world.pools.items() if name == site and record.cordoned),
+            cordoned_pools=sorted(pool for (name, pool), record in world.pools.items() if name == site and _shut(record)),
             telemetry_beat_s=TELEMETRY_BEAT_S * self._scale,
             lane_beat_s=LANE_BEAT_S * self._scale,
             grants=grants,
@@ -416,6 +418,11 @@ class SiteLane:
             time_zone=str(self._zone),
             drill=world.drill(site),
         )
+
+
+def _shut(record: PoolRecord) -> bool:
+    """No new work from elsewhere, while the site is alone too."""
+    return record.cordoned or record.phase not in PHASE_WORKS
 
 
 def _promised(record: AttemptRecord) -> int:
