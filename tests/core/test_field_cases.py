@@ -149,8 +149,8 @@ HELD: Mapping[str, tuple[str, ...]] = {
     ),
     "067": (
         "core/test_planner_rules.py::test_each_rule_rejects_with_its_numbers",
-        "adapters/test_kubernetes_cluster.py::test_what_a_node_has_for_us_is_what_it_can_give_now",
-        "adapters/test_kubernetes_cluster.py::test_a_node_that_refuses_what_it_had_room_for_is_set_aside",
+        "adapters/test_kubernetes_site.py::test_what_a_node_has_for_us_is_what_it_can_give_now",
+        "adapters/test_kubernetes_site.py::test_a_node_that_refuses_what_it_had_room_for_is_set_aside",
     ),
     "069": ("core/test_planner_rules.py::test_parallel_reservations_never_pass_the_budget",),
     "070": (
@@ -166,7 +166,9 @@ HELD: Mapping[str, tuple[str, ...]] = {
         "core/test_rating.py::test_br_076_three_attempts_each_once_with_its_payer",
         "edges/test_metering_store.py::test_a_job_placed_twice_shows_both_attempts_and_who_pays_which",
     ),
-    "073": ("core/test_planner_rules.py::test_work_too_long_for_a_maintenance_window_reads_its_times_and_what_would_fit_or_goes_elsewhere",),
+    "073": (
+        "core/test_planner_rules.py::test_work_too_long_for_a_maintenance_window_reads_its_times_and_what_would_fit_or_goes_elsewhere",
+    ),
     "078": (
         "core/test_native.py::test_suspensions_are_cut_where_they_were_seen_and_as_long_as_the_books_say",
         "edges/test_agent_queue.py::test_suspended_time_is_cut_out_of_the_run",
@@ -240,7 +242,11 @@ HELD: Mapping[str, tuple[str, ...]] = {
         "core/test_sources_xid.py::test_a_line_of_the_kernel_names_the_card_the_code_and_the_process",
         "core/test_sources_xid.py::test_a_card_s_place_is_one_however_it_is_written",
     ),
-    "104": ("core/test_sources_exposition.py::test_a_blank_value_is_unknown_with_its_cause_and_the_other_fields_stay",),
+    "104": (
+        "core/test_sources_exposition.py::test_a_blank_value_is_unknown_with_its_cause_and_the_other_fields_stay",
+        "edges/test_sources_exporter.py::test_what_stays_blank_or_gone_for_ten_minutes_is_told_and_what_a_card_does_not_know_is_not",
+        "core/test_probe_drift.py::test_what_differs_from_the_declaration_is_told_with_its_numbers",
+    ),
     "105": (
         "edges/test_agent_telemetry.py::test_a_metric_that_cannot_be_read_is_none_and_the_others_stay",
         "core/test_sources_use.py::test_what_could_not_be_read_is_in_no_mean_and_no_zero",
@@ -385,7 +391,6 @@ LATER: Mapping[str, Later] = {
     "084": Later("periods", "Late usage meets a closed period only when periods close."),
     "099": Later("compose", "Suspects among cards and jobs are shown with the incidents; what a code means and drains is held."),
     "100": Later("compose", "The kernel's log is read where an agent may; its lines and places are parsed."),
-    "104": Later("compose", "The alarm on a value that stays blank is one of the alert rules; that blanks are unknown is held."),
     "118": Later("compose", "The alarm on a pinned consumer is one of the alert rules; the deadline of a handler is held."),
     "128": Later("compose", "Outside subscribers get their accounts with the events that go out; sites and services are held."),
     "135": Later("compose", "The alert on an overflowing series is one of the alert rules; bounded labels are held."),

@@ -84,6 +84,7 @@ ROWS: list[tuple[str, PoolRecord, list[str]]] = [
     ("half the memory", record(msgspec.structs.replace(FINE, memory_mib=40_960)), ["memory"]),
     ("no link is active", record(msgspec.structs.replace(FINE, links=0)), ["interconnect"]),
     ("links that were not declared", record(FINE, interconnect="pcie"), ["interconnect"]),
+    ("BR-104: a value that stays blank", record(msgspec.structs.replace(FINE, unread={"memory_used": 2})), ["unread"]),
     ("links that could not be read", record(msgspec.structs.replace(FINE, links=None), interconnect="pcie"), []),
     ("rights of a queue are no cards to count", record(FINE, (DeviceState.FREE,), native=NativeLoad()), []),
 ]

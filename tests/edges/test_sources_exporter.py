@@ -17,12 +17,13 @@ from tests.fakes.gpus import Rack, has_compiler
 
 from intertie.agent.config import make_pools
 from intertie.agent.core.devices import Holds
+from intertie.agent.core.seen import pools_seen
 from intertie.agent.sources.exporter import MOST_BYTES, Exporter, mapping_of
 from intertie.agent.sources.reading import CardReading, Reading
 from intertie.agent.sources.settings import TelemetrySource
 from intertie.agent.sources.several import Several, build
 from intertie.agent.telemetry import Collector, Telemetry
-from intertie.clock import SystemClock
+from intertie.clock import ManualClock, SystemClock
 from intertie.contracts.site import DeviceState
 from intertie.contracts.telemetry import DeviceSample
 from intertie.errors import Refused
@@ -163,6 +164,40 @@ async def test_a_card_of_an_exporter_is_free_foreign_or_unknown_and_lost_only_if
         gone = (await sample_of(telemetry))["GPU-a1"]
         assert (gone.state, gone.utilisation_percent) == (DeviceState.UNKNOWN, None)
         assert "unknown since" in gone.errors["dcgm"]
+    finally:
+        await telemetry.close()
+
+
+async def test_what_stays_blank_or_gone_for_ten_minutes_is_told_and_what_a_card_does_not_know_is_not(played: Played) -> None:
+    """BR-104."""
+    clock = ManualClock()
+    telemetry = Telemetry(exporter(played), clock, "node-1")
+    played.answer = lambda _: _text(said() + f"DCGM_FI_DEV_GPU_TEMP{{{CARD}}} 2147483632\nDCGM_FI_DEV_POWER_USAGE{{{CARD}}} 2147483634\n")
+    try:
+        for passed_s, unread in ((0, {}), (599, {}), (1, {"GPU-a1": {"temperature"}})):
+            clock.advance(passed_s)
+            await telemetry.look(())
+            assert telemetry.unread() == unread
+        played.answer = lambda _: _text("", 503)
+        await telemetry.look(())
+        assert telemetry.unread() == {}
+        clock.advance(601)
+        await telemetry.look(())
+        assert telemetry.unread() == {"GPU-a1": {"dcgm"}}
+        pools = make_pools([pool(gpus=("a",)).profile], list(telemetry.known.values()), "n")
+        seen = pools_seen(pools, [], {}, {}, unread=telemetry.unread(), driver="", agent_version="1")
+            make_pools([pool(gpus=("a",)).profile], list(telemetry.known.values()), "n"),
+            [],
+            {},
+            {},
+            unread=telemetry.unread(),
+            driver="",
+            agent_version="1",
+        )
+        assert [one.unread for one in seen.values()] == [{"dcgm": 1}]
+        played.answer = lambda _: _text(said())
+        await telemetry.look(())
+        assert telemetry.unread() == {}
     finally:
         await telemetry.close()
 

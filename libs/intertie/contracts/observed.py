@@ -22,6 +22,8 @@ class PoolSeen(Contract, frozen=True, kw_only=True):
     """The smallest of the pool's devices."""
     links: NonNegative | None = None
     """The fewest active links (NVLink) of a device of the pool; 0: read, and none is active."""
+    unread: dict[str, NonNegative] = {}
+    """Metric (or source) → devices of which it could not be read for ten minutes or more, although they know it."""
     driver: Short = ""
     agent_version: Short = ""
 
@@ -30,7 +32,7 @@ class Drift(Contract, frozen=True, kw_only=True):
     """One thing in which a pool is not what was declared, or not what it was."""
 
     what: str
-    """`count` · `model` · `memory` · `interconnect` · `lost` · the name of a probe's measure."""
+    """`count` · `model` · `memory` · `interconnect` · `lost` · `unread` · the name of a probe's measure."""
     declared: str
     observed: str
     text: Text

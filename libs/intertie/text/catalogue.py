@@ -135,6 +135,7 @@ TEXTS: Mapping[str, tuple[str, str]] = {
     "proof.next": ("NEXT WAITS FOR", "下次等待"),
     "drift.count": ("devices", "设备数"),
     "drift.lost": ("lost devices", "丢失设备"),
+    "drift.unread": ("readings", "读数"),
     "drift.model": ("model", "型号"),
     "drift.memory": ("memory", "显存"),
     "drift.interconnect": ("interconnect", "卡间互联"),

@@ -252,7 +252,7 @@ class Agent:
     def _pools_seen(self, pools: Sequence[Pool] | None) -> Mapping[PoolName, PoolSeen]:
         shown = [pool for pool in pools or self.site.pools.values() if pool.profile.mode is not AccessMode.SERVICE]
         telemetry = self.telemetry
-        return pools_seen(shown, telemetry.known.values(), telemetry.cards, self.site.seen, driver=telemetry.driver, agent_version=VERSION)
+        return pools_seen(shown, telemetry.known.values(), telemetry.cards, self.site.seen, unread=telemetry.unread(), driver=telemetry.driver, agent_version=VERSION)
 
     async def tick(self) -> None:
         while True:

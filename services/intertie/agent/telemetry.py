@@ -35,6 +35,11 @@ LOG = log.get("agent.telemetry")
 DEADLINE_S = 5.0
 # A child that dies at once is not started in a loop.
 RESTART_S = 2.0
+# Longer than a driver's reset or an exporter's restart: what stays unread so long, somebody has to look at (BR-104).
+UNREAD_S = 600.0
+# What a device or driver does not know is no fault that stays; nor are words about a card's own health.
+LASTING_WHYS = frozenset({"NotSupported", "FunctionNotFound", "NoPermission", "not supported", "no permission", "of the whole board"})
+NO_METRICS = frozenset({"xid", "healthy"})
 # One line per card of some 400 bytes, 64 cards, and room.
 LINE_BYTES = 256 * 1024
 
@@ -137,6 +142,8 @@ class Telemetry:
         self._source: dict[DeviceId, str] = {}
         """Who told of a device last."""
         self._parents: dict[DeviceId, DeviceId] = {}
+        self._unread: dict[tuple[DeviceId, str], float] = {}
+        """Since when (boot clock) a metric of a device, or its source, could not be read."""
         self._notes: frozenset[str] = frozenset()
 
     async def close(self) -> None:
@@ -177,7 +184,26 @@ class Telemetry:
                 states[device] = DeviceState.UNKNOWN if self._trouble_of(device) else DeviceState.LOST
             else:
                 states[device] = _state(found, *self._sided[device])
+        self._note_unread()
         return states
+
+    def _note_unread(self) -> None:
+        now_s, before = self._clock.boot_s(), self._unread
+        self._unread = {}
+        for device in (known.id for known in self.known.values()):
+            card = self._readings.get(device)
+            whys = card.errors if card is not None else self._trouble_of(device)
+            for metric, why in whys.items():
+                if why not in LASTING_WHYS and metric not in NO_METRICS:
+                    self._unread[(device, metric)] = before.get((device, metric), now_s)
+
+    def unread(self) -> Mapping[DeviceId, Collection[str]]:
+        """Of each device what could not be read for long."""
+        now_s, found = self._clock.boot_s(), dict[DeviceId, set[str]]()
+        for (device, metric), since_s in self._unread.items():
+            if now_s - since_s >= UNREAD_S:
+                found.setdefault(device, set()).add(metric)
+        return found
 
     def _trouble_of(self, device: DeviceId) -> Mapping[str, str]:
         """Sources that could not be read and may know it."""

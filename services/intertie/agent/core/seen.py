@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from intertie.agent.core.devices import Pool
 from intertie.agent.sources.reading import CardReading
@@ -20,6 +20,7 @@ def pools_seen(
     cards: Mapping[DeviceId, CardReading],
     before: Mapping[PoolName, PoolSeen],
     *,
+    unread: Mapping[DeviceId, Collection[str]] = {},  # noqa: B006  # read only
     driver: str,
     agent_version: str,
 ) -> dict[PoolName, PoolSeen]:
@@ -40,6 +41,7 @@ def pools_seen(
             others=others,
             memory_mib=min(memories) if memories else was.memory_mib,
             links=min(links) if links else was.links,
+            unread=_counted(metric for device in pool.devices for metric in unread.get(device.id, ())),
             driver=driver[:128] or was.driver,
             agent_version=agent_version[:128],
         )

@@ -67,6 +67,10 @@ def _seen(record: PoolRecord) -> list[Drift]:
         observed = f"{seen.links} active NVLinks"
         text = f"{profile.interconnect} is declared, the device with the fewest has {observed}"
         drifts.append(Drift(what="interconnect", declared=profile.interconnect, observed=observed, text=text))
+    if seen.unread:
+        observed = ", ".join(f"{metric} of {count}" for metric, count in sorted(seen.unread.items()))[:300]
+        text = f"for ten minutes or more could not be read: {observed} device(s)"
+        drifts.append(Drift(what="unread", declared="readable", observed=observed, text=text))
     return drifts
 
 
