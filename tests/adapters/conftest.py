@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from tests.adapters.slurm_world import SHARED, Slurm
+
+if TYPE_CHECKING:
+    from tests.adapters.kubernetes_rig import Rig
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -26,3 +31,12 @@ def lab(slurms: dict[str, Slurm]) -> Iterator[Slurm]:
     slurms["lab"].clear()
     yield slurms["lab"]
     slurms["lab"].clear()
+
+
+@pytest.fixture
+async def rig(short_folder: Path) -> AsyncIterator[Rig]:
+    """A Kubernetes look-alike with two tenants' namespaces, and the agent's adapter over it."""
+    from tests.adapters.kubernetes_rig import running_rig  # Its parts are heavy, and of no use to the others here.
+
+    async with running_rig(short_folder) as made:
+        yield made

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import msgspec
 from tests.adapters.clusters import Harness, harness
+from tests.adapters.kubernetes_rig import rules
 from tests.adapters.kubernetes_world.kinds import JOBS
 from tests.adapters.kubernetes_world.world import World, cluster
-from tests.adapters.test_kubernetes_cluster import rules
 
 from intertie.agent.kubernetes.cluster import KubernetesCluster
 from intertie.agent.kubernetes.folders import ClaimFiles

@@ -1,125 +1,22 @@
-"""The adapter against a Kubernetes of our own (no real one was used; `INTERTIE_TEST_KUBECONFIG` runs what can be run against one)."""
+"""The adapter against a Kubernetes of our own: submit, ends, cancel, looks (no real one was used; `test_kubernetes_real.py` can be asked of one)."""
 
 from __future__ import annotations
 
 import asyncio
-import os
-from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
 import msgspec
 import pytest
-from tests.adapters.kubernetes_world.admission import admit
-from tests.adapters.kubernetes_world.kinds import JOBS, NODES, PODS, Failure, Kind
-from tests.adapters.kubernetes_world.world import World, cluster
+from tests.adapters.kubernetes_rig import CLOCK, IMAGE, PATIENCE_S, Rig, complete, empty, ended, over, running, runs, until
+from tests.adapters.kubernetes_world.kinds import JOBS, PODS
 from tests.fakes.agents import attempt
 
-from intertie.agent.adapters.port import NativeJob, NativeOutcome, NativePhase, NativeWork
-from intertie.agent.core.model import Attempt
-from intertie.agent.kubernetes.api import Api, jobs
+from intertie.agent.adapters.port import NativeOutcome, NativePhase
+from intertie.agent.kubernetes.api import jobs
 from intertie.agent.kubernetes.cluster import KubernetesCluster
-from intertie.agent.kubernetes.core.owner import CLUSTER_VERBS, VERBS
-from intertie.agent.kubernetes.core.settings import KubernetesRules, Namespace
-from intertie.clock import SystemClock
-from intertie.contracts.job import JobSpec, Resources
 from intertie.errors import Refused, Unavailable
-
-IMAGE = "registry.example/base@sha256:" + "a" * 64
-CLOCK = SystemClock()
-PATIENCE_S = 60.0
-
-
-def rules(folder: Path, **changes: object) -> KubernetesRules:
-    """Two tenants' namespaces, each with a folder of its own."""
-    uid, gid = (20_001, 20_001) if os.geteuid() == 0 else (os.geteuid(), os.getegid())
-    spaces = {
-        f"fed-{tenant}": Namespace(tenant=tenant, claim="work", local=str(folder / tenant), uid=uid, gid=gid, quota={"pods": "20"})
-        for tenant in ("acme", "other")
-    }
-    made = KubernetesRules(cluster="lab-k8s", image=IMAGE, namespaces=spaces, cpu="500m", memory="128Mi", shm="16Mi")
-    return msgspec.structs.replace(made, **changes)
-
-
-@dataclass
-class Rig:
-    world: World
-    rules: KubernetesRules
-    cluster: KubernetesCluster
-
-    def again(self) -> KubernetesCluster:
-        """Another agent on the same disk, as after a kill."""
-        api = Api(self.cluster.rules, CLOCK)
-        return KubernetesCluster(self.cluster.rules, self.world.folder / "records", CLOCK, api=api)
-
-    def work(self, script: str, *, account: str = "fed-acme", gpus: int = 0, **fields: object) -> NativeWork:
-        made = msgspec.structs.replace(attempt("true\n", account=account), **fields)
-        if gpus:
-            spec = JobSpec(name="t", script="true", resources=Resources(gpus=gpus), wall_s=60)
-            made = msgspec.structs.replace(made, spec=spec)
-        space = self.rules.namespaces.get(account)
-        folder = Path(space.local if space else self.world.folder / "nowhere") / made.id
-        put(folder, script)
-        return NativeWork(attempt=made, folder=folder, start_by=CLOCK.now() + timedelta(hours=1), grace_s=1)
-
-    async def until(self, one: Attempt, true: Callable[[NativeJob], object], cluster: KubernetesCluster | None = None) -> NativeJob:
-        told: object = None
-        async with asyncio.timeout(PATIENCE_S):
-            while True:
-                listing = await (cluster or self.cluster).status([one.id])
-                job = listing.jobs.get(one.id)
-                if job is not None and true(job):
-                    return job
-                told = job or listing
-                await asyncio.sleep(0.05)
-        raise AssertionError(told)
-
-
-def put(folder: Path, script: str) -> None:
-    folder.mkdir(mode=0o755, parents=True, exist_ok=True)
-    (folder / "start.sh").write_text(f"#!/bin/sh\n{script}", encoding="utf-8")
-    (folder / "start.sh").chmod(0o755)
-    if os.geteuid() == 0:
-        os.chown(folder, 20_001, 20_001)
-
-
-@pytest.fixture
-async def rig(short_folder: Path) -> AsyncIterator[Rig]:
-    told = rules(short_folder)
-    nodes = {"n1": {"gpus": 4, "labels": {"nvidia.com/gpu.product": "NVIDIA-A100"}}, "n2": {}}
-    async with cluster(short_folder, told, nodes) as world:
-        told = msgspec.structs.replace(told, kubeconfig=str(world.kubeconfig("agent", world.agent_token(told), token_file=True)))
-        made = KubernetesCluster(told, short_folder / "records", CLOCK)
-        try:
-            yield Rig(world, told, made)
-        finally:
-            await made.close()
-
-
-async def until(true: Callable[[], Awaitable[bool]]) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while True:
-            if await true():
-                return
-            await asyncio.sleep(0.05)
-
-
-async def complete(cluster: KubernetesCluster) -> bool:
-    return (await cluster.status([])).complete
-
-
-async def empty(rig: Rig, kind: Kind) -> bool:
-    await rig.cluster.status([])
-    return not rig.world.store.list(kind)
-
-
-def over(job: NativeJob) -> bool:
-    return job.phase is NativePhase.ENDED
-
-
-def runs(job: NativeJob) -> bool:
-    return job.phase is NativePhase.RUNNING
 
 
 async def test_a_job_runs_as_its_namespace_s_user_in_its_own_folder_and_ends(rig: Rig) -> None:
@@ -274,19 +171,6 @@ async def test_what_the_quota_forbids_waits_and_says_which_quota(rig: Rig) -> No
 
 
 # --- how it ends -------------------------------------------------------------------------------------------------------------------------
-
-
-async def ended(rig: Rig, script: str, *, gpus: int = 0) -> NativeJob:
-    work = rig.work(script, gpus=gpus)
-    await rig.cluster.submit(work)
-    return await rig.until(work.attempt, over)
-
-
-async def running(rig: Rig, script: str = "sleep 60\n") -> Attempt:
-    work = rig.work(script)
-    await rig.cluster.submit(work)
-    await rig.until(work.attempt, runs)
-    return work.attempt
 
 
 async def test_an_end_by_memory_is_told_from_a_kill_and_from_an_exit_code(rig: Rig) -> None:
@@ -489,126 +373,3 @@ async def test_what_ended_and_was_cleaned_up_while_the_agent_was_away_is_unknown
         assert told[seen.tag].elapsed_us is not None and told[one.id].elapsed_us is None
     finally:
         await again.close()
-
-
-# --- Kueue -------------------------------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-async def kueue(rig: Rig) -> Rig:
-    space = msgspec.structs.replace(rig.rules.namespaces["fed-acme"], queue="lent")
-    told = msgspec.structs.replace(rig.rules, namespaces={**rig.rules.namespaces, "fed-acme": space})
-    await rig.cluster.close()
-    rig.world.plane.kueue, rig.world.plane.kueue_admits = True, False
-    return Rig(rig.world, told, KubernetesCluster(told, rig.world.folder / "records", CLOCK))
-
-
-async def test_only_kueue_lets_go_what_names_its_queue(kueue: Rig) -> None:
-    work = kueue.work("exit 3\n")
-    try:
-        await kueue.cluster.submit(work)
-        job = await kueue.until(work.attempt, lambda job: job.state == "Suspended")
-        assert job.phase is NativePhase.QUEUED
-        spec = kueue.world.job(work.attempt.id)
-        assert spec["spec"]["suspend"] and spec["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "lent"
-        kueue.world.plane.kueue_admits = True
-        job = await kueue.until(work.attempt, over)
-        assert job.end and job.end.code == 3
-    finally:
-        await kueue.cluster.close()
-
-
-async def test_what_kueue_takes_back_is_preempted_and_does_not_run_a_second_time(kueue: Rig) -> None:
-    kueue.world.plane.kueue_admits = True
-    work = kueue.work("sleep 60\n")
-    try:
-        await kueue.cluster.submit(work)
-        await kueue.until(work.attempt, runs)
-        kueue.world.plane.kueue_admits = False
-        kueue.world.store.change(JOBS, kueue.world.job(work.attempt.id), lambda one: one["spec"].update(suspend=True))
-        job = await kueue.until(work.attempt, over)
-        assert job.end and job.end.outcome is NativeOutcome.PREEMPTED, job
-        kueue.world.plane.kueue_admits = True
-        await until(lambda: empty(kueue, JOBS))
-    finally:
-        await kueue.cluster.close()
-
-
-# --- the rest ----------------------------------------------------------------------------------------------------------------------------
-
-
-async def test_what_a_node_has_for_us_is_what_it_can_give_now(rig: Rig) -> None:
-    """BR-067: capacity without allocatable is nothing, and a drained node leaves at once."""
-    rig.world.add_node("n3", gpus=16)
-    world = rig.world.store
-    world.change(NODES, world.get(NODES, "", "n3"), lambda one: one["status"]["allocatable"].update({"nvidia.com/gpu": "0"}))
-    world.change(NODES, world.get(NODES, "", "n2"), lambda one: one["spec"].update(unschedulable=True))
-    one = rig.work("sleep 60\n", gpus=1)
-    await rig.cluster.submit(one)
-    await rig.until(one.attempt, runs)
-    foreign = {"name": "c", "image": IMAGE, "command": ["sleep", "60"], "resources": {"limits": {"nvidia.com/gpu": "2", "cpu": "1"}}}
-    spec = {"containers": [foreign], "nodeName": "n1", "restartPolicy": "Never"}
-    world.create(PODS, "fed-acme", {"metadata": {"name": "theirs"}, "spec": spec, "status": {"phase": "Running"}})
-    async with asyncio.timeout(PATIENCE_S):
-        while True:
-            told = await rig.cluster.describe()
-            nodes = {node.name: node for node in told.nodes}
-            if told.load.devices_busy == 2 and len(nodes) == 3 and not nodes["n2"].usable:
-                break
-            await asyncio.sleep(0.05)
-    assert (nodes["n1"].devices, nodes["n1"].busy, nodes["n1"].usable) == (4, 3, True)
-    assert nodes["n3"].devices == 0 and "cordoned" in nodes["n2"].reason and told.version == "v1.33.0-lookalike"
-    assert told.load.running == 1 and any("not counted" in text for text in told.warnings)
-
-
-async def test_a_node_that_refuses_what_it_had_room_for_is_set_aside(rig: Rig) -> None:
-    """BR-067: after two such launches."""
-    rig.world.kubelets.refusing["n1"] = "UnexpectedAdmissionError"
-    for _ in range(2):
-        job = await ended(rig, "true\n", gpus=1)
-        assert job.end and job.end.outcome is NativeOutcome.LAUNCH_FAILED and job.nodes == ("n1",)
-    told = {node.name: node for node in (await rig.cluster.describe()).nodes}
-    assert not told["n1"].usable and "refused 2 pods" in told["n1"].reason and told["n2"].usable
-
-
-async def test_all_that_the_agent_does_is_granted_and_all_that_is_granted_is_done(rig: Rig) -> None:
-    """The manifests give no right that no verb of ours uses."""
-    work = rig.work("true\n")
-    rig.world.api.swallow = 1
-    with pytest.raises(Unavailable):
-        await rig.cluster.submit(work)
-    await rig.cluster.submit(work)
-    await rig.until(work.attempt, over)
-    await rig.cluster.logs(work.attempt.id, 0, 10)
-    one = await running(rig)
-    await rig.cluster.cancel(one.id, 1)
-    await rig.until(one, over)
-    await rig.cluster.describe()
-    used = {(row.group, row.resource, row.verb) for row in rig.world.access.asked if row.user.endswith(":intertie-agent")}
-    granted = {(group, resource, verb) for (group, resource), verbs in {**VERBS, **CLUSTER_VERBS}.items() for verb in verbs}
-    assert used == granted
-
-
-async def test_a_pod_that_is_not_restricted_is_refused_where_ours_is_not(rig: Rig) -> None:
-    """Pod Security is really checked: the same namespace takes our Job and not a privileged pod."""
-    bad = {"metadata": {"name": "bad", "namespace": "fed-acme"}, "spec": {"containers": [{"name": "c", "image": IMAGE}]}}
-    with pytest.raises(Failure) as refused:
-        admit(rig.world.store, PODS, bad)
-    assert refused.value.code == 403 and "PodSecurity" in refused.value.message
-    job = await ended(rig, "true\n")
-    assert job.end and job.end.code == 0
-
-
-async def test_logs_are_read_by_offset(rig: Rig) -> None:
-    job = await ended(rig, "printf 'one\\ntwo\\n\\377'\n")
-    chunk = await rig.cluster.logs(job.tag, 4, 3)
-    assert chunk.data == b"two" and chunk.offset == 4
-    assert (await rig.cluster.logs(job.tag, 8, 10)).data == b"\xff"
-    assert (await rig.cluster.logs(attempt().id, 0, 10)).total == 0
-
-
-async def test_no_value_of_the_environment_is_in_any_object(rig: Rig) -> None:
-    """They travel in the job's folder, where only its own user reads them."""
-    work = rig.work("true\n", env={"TOKEN": "hunter2-secret"})
-    await rig.cluster.submit(work)
-    assert "hunter2-secret" not in msgspec.json.encode([obj for obj in rig.world.store.objects.values()]).decode()

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.adapters.kubernetes_rig import IMAGE, rules
 from tests.adapters.kubernetes_world.world import World, cluster
-from tests.adapters.test_kubernetes_cluster import IMAGE, rules
 
 from intertie.agent.kubernetes.core.owner import printed
 

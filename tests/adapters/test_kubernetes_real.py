@@ -16,8 +16,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from tests.adapters.kubernetes_rig import rules
 from tests.adapters.kubernetes_world.world import cluster
-from tests.adapters.test_kubernetes_cluster import rules
 from tests.fakes.agents import attempt
 
 from intertie.agent.adapters.files import Owned

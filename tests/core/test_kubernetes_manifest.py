@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from datetime import UTC, datetime, timedelta
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -18,6 +19,7 @@ from tests.fakes.agents import attempt
 
 from intertie.agent.adapters.port import NativeWork
 from intertie.agent.core.rules import Rules
+from intertie.agent.kubernetes.core import words
 from intertie.agent.kubernetes.core.manifest import job_manifest, name_of
 from intertie.agent.kubernetes.core.owner import CLUSTER_VERBS, VERBS, manifests, printed
 from intertie.agent.kubernetes.core.settings import KubernetesRules, Namespace, checked
@@ -238,3 +240,25 @@ def test_no_settings_print_no_manifests_but_what_to_do() -> None:
         with pytest.raises(Refused) as refused:
             printed(told)
         assert refused.value.next_step
+
+
+# --- the guide ---------------------------------------------------------------------------------------------------------------------------
+
+DOCS = OPS.parent / "docs"
+
+
+def test_the_guide_s_table_has_every_word_of_ours() -> None:
+    page = (DOCS / "kubernetes.md").read_text(encoding="utf-8")
+    told = {*words.WAITING, *words.POD_FAILED, *words.DISRUPTION, *words.CONTAINER_ENDED, *words.JOB_FAILED}
+    assert not {word for word in told if f"`{word}`" not in page}
+
+
+@pytest.mark.parametrize("page", ["kubernetes.md", "kubernetes.zh.md"])
+def test_the_guide_names_every_setting_and_says_that_no_real_cluster_was_used(page: str) -> None:
+    text = (DOCS / page).read_text(encoding="utf-8")
+    shown = set(KubernetesRules.__struct_fields__) - {"namespaces", "agent_service_account", "agent_namespace"} | set(
+        Namespace.__struct_fields__
+    )
+    assert not {name for name in shown if f"`{name}`" not in text}
+    assert "No real Kubernetes" in text or "没有真实的 Kubernetes" in text
+    assert (DOCS / re.findall(r"\]\((\.\./kubernetes/site\.toml)\)", text)[0]).resolve().exists()

@@ -17,9 +17,9 @@ from pathlib import Path
 import msgspec
 import pytest
 import pytest_asyncio
+from tests.adapters.kubernetes_rig import rules
 from tests.adapters.kubernetes_world.kinds import JOBS
 from tests.adapters.kubernetes_world.world import World, cluster
-from tests.adapters.test_kubernetes_cluster import rules
 from tests.journeys.stack import TENANT, Stack, running_stack
 from tests.journeys.test_readme import blocks
 

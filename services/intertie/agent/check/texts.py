@@ -24,6 +24,8 @@ TEXTS: Mapping[str, tuple[str, str]] = {
     "what.cards": ("cards", "加速卡"),
     "what.slurm": ("slurm", "slurm"),
     "what.queue": ("queue {queue}", "队列 {queue}"),
+    "what.kubernetes": ("kubernetes", "kubernetes"),
+    "what.namespace": ("namespace {namespace}", "命名空间 {namespace}"),
     "check.slow": ("{name} did not end within {limit:.0f} s", "{name} 未在 {limit:.0f} 秒内结束"),
     "check.broke": ("{name} could not be made: {error}", "无法执行 {name}:{error}"),
     "version.ok": (
@@ -95,6 +97,17 @@ TEXTS: Mapping[str, tuple[str, str]] = {
     "slurm.books": ("accounting answers", "记账服务可用"),
     "queue.ok": ("{state}, {nodes} nodes", "{state},{nodes} 个节点"),
     "queue.down": ("{state}, {nodes} nodes", "{state},{nodes} 个节点"),
+    "kubernetes.bad": ("{error}", "{error}"),
+    "kubernetes.down": ("{error}", "{error}"),
+    "kubernetes.nodes": ("{cluster} answers; {usable} of {count} nodes take work", "{cluster} 可访问;{count} 个节点中 {usable} 个可接任务"),
+    "kubernetes.much": ("the agent may read {path}, and needs not", "接入端可读取 {path},但并不需要"),
+    "namespace.ok": ("takes jobs of tenant {tenant} ({level})", "接收租户 {tenant} 的任务({level})"),
+    "namespace.not": ("{error}", "{error}"),
+    "fix.kubernetes": (
+        "intertie-agent kubernetes manifests | kubectl apply -f -; and see kubeconfig in [kubernetes] of site.toml",
+        "intertie-agent kubernetes manifests | kubectl apply -f -;并检查 site.toml 的 [kubernetes] kubeconfig",
+    ),
+    "fix.claim": ("mount the volume of claim {claim} at {local}", "把 {claim} 的卷挂载到 {local}"),
     "fix.libc": ("choose a newer machine for the agent; it needs not be a compute node", "把接入端放在较新的机器上;不必是计算节点"),
     "fix.single": ("run the agent as root, or let its site's own queue change accounts", "以 root 运行接入端,或由站点队列切换账号"),
     "fix.account": (
