@@ -186,14 +186,6 @@ async def test_what_stays_blank_or_gone_for_ten_minutes_is_told_and_what_a_card_
         assert telemetry.unread() == {"GPU-a1": {"dcgm"}}
         pools = make_pools([pool(gpus=("a",)).profile], list(telemetry.known.values()), "n")
         seen = pools_seen(pools, [], {}, {}, unread=telemetry.unread(), driver="", agent_version="1")
-            make_pools([pool(gpus=("a",)).profile], list(telemetry.known.values()), "n"),
-            [],
-            {},
-            {},
-            unread=telemetry.unread(),
-            driver="",
-            agent_version="1",
-        )
         assert [one.unread for one in seen.values()] == [{"dcgm": 1}]
         played.answer = lambda _: _text(said())
         await telemetry.look(())
