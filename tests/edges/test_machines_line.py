@@ -12,6 +12,7 @@ import msgspec
 import pytest
 from tests.fakes.agents import GUEST, attempt
 from tests.fakes.pools import CLOCK, HeadWorld, head_world, until
+from tests.journeys.wires import Relay
 
 from intertie.agent.adapters.port import Presence
 from intertie.agent.core.attempts import Exit
@@ -295,3 +296,26 @@ async def test_a_node_that_begins_nothing_is_set_aside_and_says_why(world: HeadW
         assert isinstance(await world.adapter.start(one), Exit)
     await until(lambda: world.head.node("n1").cordoned)
     assert "no-such-account" in world.head.node("n1").reason and node.site.books.attempts == {}
+
+
+async def test_a_line_that_goes_silent_without_a_word_is_noticed_and_mended(short_folder: Path) -> None:
+    """No reset, no end: bytes go nowhere. Both sides notice by themselves, the work runs on, and its end is told once there is a line again."""
+    async with head_world(short_folder) as world:
+        relay = await Relay("127.0.0.1", world.port).start()
+        try:
+            shared = open_folder(short_folder)
+            token, _ = await world.gate.make_token(None, 1)
+            await join(NodeFolder(short_folder / "n1"), head=f"127.0.0.1:{relay.port}", token=token, node="n1", slots=4)
+            node = await world.start_node("n1")
+            one = work(counted(shared))
+            await started(world, one)
+            relay.cut()
+            await until(lambda: SiteName("n1") not in world.head.live and not node.bus.connected)
+            (shared / "go").touch()
+            await until(lambda: node.site.books.attempts[one.id].ended is not None)
+            assert world.head.works[one.id].exit is None
+            relay.heal()
+            end = await world.adapter.ended(one)
+            assert (end.code, (shared / "count").read_text(encoding="ascii")) == (7, "ran\n")  # noqa: ASYNC240
+        finally:
+            await relay.close()
