@@ -295,6 +295,7 @@ def unpack(wheels: Path, arch: str, abi: str, target: Path, work: Path) -> None:
     pip(
         "install",
         "--quiet",
+        "--no-compile",
         "--no-index",
         "--target",
         str(target),
@@ -376,7 +377,7 @@ def pack(top: Path, out: Path) -> None:
     part = out.with_name(f".{out.name}.part")
     with (
         part.open("wb") as raw,
-        gzip.GzipFile(filename="", fileobj=raw, mode="wb", mtime=0, compresslevel=6) as body,
+        gzip.GzipFile(filename="", fileobj=raw, mode="wb", mtime=0, compresslevel=4) as body,
         tarfile.open(fileobj=body, mode="w") as archive,
     ):
         for file in [top, *sorted(top.rglob("*"))]:

@@ -82,6 +82,7 @@ def somebody(home: Path, *command: str | Path, path: str = "/usr/bin:/bin") -> s
     return subprocess.run([*alone, *map(str, command)], env=env, cwd=home, capture_output=True, text=True, timeout=120, check=False)
 
 
+@pytest.mark.slow
 def test_an_ordinary_user_installs_it_without_network_and_takes_it_away_without_a_trace(bundle: Path, home: Path) -> None:
     done = somebody(home, bundle / "install.sh")
     assert done.returncode == 0, done.stderr
@@ -174,6 +175,7 @@ def test_the_manifest_says_what_each_part_asks_of_the_machine(bundle: Path) -> N
     assert sums["install.sh"] == hashlib.sha256((bundle / "install.sh").read_bytes()).hexdigest()
 
 
+@pytest.mark.slow
 def test_a_bundle_for_another_architecture_holds_only_its_machine_code_and_says_that_it_has_no_python(tmp_path: Path) -> None:
     other, code = ("aarch64", 183) if MACHINE == "x86_64" else ("x86_64", 62)
     top = made(tmp_path, "--arch", other, "--no-python", "--python-version", "3.11")
@@ -226,6 +228,7 @@ async def lent(stack: Stack, agent: Path, folder: Path) -> JobId:
     return job
 
 
+@pytest.mark.slow
 async def test_an_owner_installs_lends_and_leaves_with_a_receipt(bundle: Path) -> None:
     async with running_stack() as stack:
         prefix, folder = stack.folder / "agent", stack.folder / "site-a"

@@ -129,7 +129,8 @@ def inventory(
                 waiting=sum(attempt.state == "waiting" for attempt in here),
                 accepting=not paused,
                 paused_until=until,
-                facts=facts,
+                # They are the site's: said once.
+                facts=None if found else facts,
             )
         )
     return found

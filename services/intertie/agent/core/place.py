@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
 
 from intertie.contracts.facts import SiteFacts
@@ -18,16 +20,20 @@ class LinkWay(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Hosts, or endings such as `.example.cn`, that need no proxy."""
 
 
+# It is journalled with each change of the inventory: far more than any script asks about, far less than a batch holds.
+Names = Annotated[list[Annotated[str, msgspec.Meta(min_length=1, max_length=200)]], msgspec.Meta(max_length=400)]
+
+
 class Tells(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`[tells]`: what of this site a script may count on. Each list is all of its kind, or is left out: nothing is told of it then."""
 
-    modules: list[str] | None = None
-    images: list[str] | None = None
-    partitions: list[str] | None = None
-    folders: list[str] | None = None
-    environments: list[str] | None = None
-    commands: list[str] | None = None
-    mpi: list[str] | None = None
+    modules: Names | None = None
+    images: Names | None = None
+    partitions: Names | None = None
+    folders: Names | None = None
+    environments: Names | None = None
+    commands: Names | None = None
+    mpi: Names | None = None
 
     def facts(self) -> SiteFacts:
         return SiteFacts(**msgspec.structs.asdict(self))
