@@ -24,12 +24,13 @@ from intertie.agent.adapters.files import Owned
 from intertie.agent.adapters.port import NativeJob, NativePhase, NativeWork
 from intertie.agent.adapters.queue import QueueAdapter
 from intertie.agent.core.attempts import Exit
-from intertie.agent.core.model import Attempt, StartedRecord
+from intertie.agent.core.leases import Deadline, deadline
+from intertie.agent.core.model import Attempt, Moment, StartedRecord
 from intertie.agent.core.rules import Rules
 from intertie.agent.kubernetes.cluster import KubernetesCluster
 from intertie.agent.kubernetes.core.settings import KubernetesRules
 from intertie.agent.kubernetes.folders import ClaimFiles
-from intertie.clock import SystemClock
+from intertie.clock import SystemClock, kernel_boot
 from intertie.errors import Refused
 
 CLOCK = SystemClock()
@@ -109,6 +110,22 @@ async def test_a_stop_ends_it_and_is_told_from_its_own_end(site: Site) -> None:
         assert isinstance(await site.adapter.start(work), StartedRecord)
         await site.adapter.stop(work.id, 2)
         assert (await site.adapter.ended(work)).stopped_for == "asked"
+
+
+async def test_leased_work_ends_with_its_lease_and_a_renewal_moves_it(site: Site) -> None:
+    """The stub reads the lease from the job folder, whoever else is dead."""
+    work = msgspec.structs.replace(site.attempt("#!/bin/sh\nsleep 600\n"), lease_s=60)
+    await site.adapter.prepare(work, None)
+    await site.adapter.renew(work.id, lease(120))
+    async with asyncio.timeout(PATIENCE_S):
+        assert isinstance(await site.adapter.start(work), StartedRecord)
+        await site.adapter.renew(work.id, lease(2))
+        assert (await site.adapter.ended(work)).stopped_for == "lease_ended"
+
+
+def lease(seconds: float) -> Deadline:
+    """So long from now."""
+    return deadline(seconds, CLOCK.boot_s(), Moment(CLOCK.now(), CLOCK.boot_s(), kernel_boot()))
 
 
 async def test_a_second_submit_is_the_first_one(site: Site) -> None:

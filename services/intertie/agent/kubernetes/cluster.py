@@ -10,6 +10,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -39,6 +40,8 @@ from intertie.ids import AttemptId
 from intertie.observe import log
 
 LOG = log.get("agent.kubernetes")
+
+T = TypeVar("T")
 
 # What a container wrote, where the job folder has no log: read from its beginning each time, so no more than this.
 API_LOG_BYTES = 16 * 1024 * 1024
@@ -92,9 +95,9 @@ class KubernetesCluster:
         await self._fits(work)
         name = name_of(work.attempt)
         try:
-            job = parsed(await self.api.create(paths.jobs(account), body), Job, name)
+            job = _answered(await self.api.create(paths.jobs(account), body), Job, name)
         except Conflict:
-            job = parsed(await self.api.get(paths.jobs(account, name)), Job, name)
+            job = _answered(await self.api.get(paths.jobs(account, name)), Job, name)
             if job.metadata.tags.get(LABEL_ATTEMPT) != tag:
                 raise Refused(
                     "kubernetes.name_taken",
@@ -259,7 +262,7 @@ class KubernetesCluster:
     async def describe(self) -> Described:
         await self.sight.open()
         if not self._version:
-            self._version = parsed(await self.api.get("/version"), Version).git_version
+            self._version = _answered(await self.api.get("/version"), Version, "/version").git_version
         if not self.sight.nodes.current:
             raise Unavailable("kubernetes.nodes", f"nodes are not seen now: {self.sight.nodes.why}", retry_after_s=5)
         pods: list[Pod] = []
@@ -309,6 +312,14 @@ class KubernetesCluster:
 
     def _now(self) -> datetime:
         return self.api.now()
+
+
+def _answered(data: bytes, kind: type[T], what: str) -> T:
+    """An answer that is no object (a proxy's page) says nothing of what was done: `Unavailable`."""
+    try:
+        return parsed(data, kind, what)
+    except Refused as err:
+        raise Unavailable(err.code, err.text, retry_after_s=5) from err
 
 
 def _with_what_was_seen(job: NativeJob, before: Run | None) -> NativeJob:
