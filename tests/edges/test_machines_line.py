@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import os
+import pwd
 from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
@@ -17,7 +19,7 @@ from tests.journeys.wires import Relay
 from intertie.agent.adapters.port import Presence
 from intertie.agent.core.attempts import Exit
 from intertie.agent.core.leases import deadline
-from intertie.agent.core.model import Attempt, Moment, StartedRecord
+from intertie.agent.core.model import Attempt, LocalWork, Moment, StartedRecord
 from intertie.agent.core.placed import removed
 from intertie.agent.machines.service import NodeFolder, join
 from intertie.agent.machines.wire import dial, make_certificate, make_token
@@ -319,3 +321,19 @@ async def test_a_line_that_goes_silent_without_a_word_is_noticed_and_mended(shor
             assert (end.code, (shared / "count").read_text(encoding="ascii")) == (7, "ran\n")  # noqa: ASYNC240
         finally:
             await relay.close()
+
+
+async def test_the_owner_s_own_work_runs_on_a_node_as_its_person_and_never_as_root(world: HeadWorld) -> None:
+    account = GUEST or pwd.getpwuid(os.geteuid()).pw_name
+    mine = LocalWork(user=account, uid=pwd.getpwnam(account).pw_uid, cwd="/no/such/folder", submitted=CLOCK.now())
+    one = work("#!/bin/sh\nid -un; pwd\n", account=account, local=mine, tenant=None, epoch=0, generation=0)
+    await started(world, one)
+    assert (await world.adapter.ended(one)).code == 0
+    said = (await world.adapter.log(one.id, 0, 1000)).data.decode().split()
+    assert said[0] == account and said[1].endswith(f"{one.id}/work")
+    if GUEST:
+        root = LocalWork(user="root", uid=0, cwd="/", submitted=CLOCK.now())
+        refused_one = work("id\n", account="root", local=root, tenant=None, epoch=0, generation=0)
+        await world.adapter.prepare(refused_one, None)
+        begun = await world.adapter.start(refused_one)
+        assert isinstance(begun, Exit) and "root" in begun.refused_text

@@ -139,8 +139,17 @@ class Gate:
             checked(node)
         text = make_token(secrets.token_bytes(24), self.fingerprint)
         kept = TokenKept(expires=self._head.clock.now() + timedelta(hours=hours), node=node)
-        sql = "INSERT INTO token VALUES (?, ?)"
-        await self._head.store.write(lambda cursor: cursor.execute(sql, (token_digest(text), encode(kept))))
+
+        def write(cursor: Cursor) -> None:
+            old = [
+                digest
+                for digest, body in cursor.execute("SELECT digest, body FROM token").fetchall()
+                if _token(body).expires < self._head.clock.now()
+            ]
+            cursor.executemany("DELETE FROM token WHERE digest = ?", [(digest,) for digest in old])
+            cursor.execute("INSERT INTO token VALUES (?, ?)", (token_digest(text), encode(kept)))
+
+        await self._head.store.write(write)
         return text, kept.expires
 
     async def _join(self, asked: JoinNode) -> NodeKept:
