@@ -12,15 +12,15 @@ from tests.fakes.agents import GUEST, offer, pool
 from tests.fakes.sites import World, a_site
 
 from intertie.agent.adapters.fake_cluster import FakeCluster
-from intertie.agent.adapters.files import LocalFiles
-from intertie.agent.adapters.port import NativePhase
+from intertie.agent.adapters.files import RECORD_BYTES, LocalFiles, Owned
+from intertie.agent.adapters.port import Chunk, NativePhase
 from intertie.agent.adapters.queue import QueueAdapter
 from intertie.agent.core.model import State
 from intertie.clock import SystemClock
 from intertie.contracts.job import Cause
 from intertie.contracts.link import Claimed, Ended, Lane, NativeSeen, NotStarted, OfferBody, SegmentClosed, SiteQueued, Started
 from intertie.contracts.usage import Segment, UsagePhase
-from intertie.errors import Refused
+from intertie.errors import Refused, Unavailable
 from intertie.ids import AttemptId
 from intertie.trust.keys import Key
 from intertie.trust.seal import open_seal
@@ -252,6 +252,66 @@ def decode_any(entry: SegmentClosed) -> Segment:
 def lose_journal(folder: Path) -> None:
     for part in folder.glob("journal.db*"):
         part.unlink()
+
+
+class Shaky(LocalFiles):
+    """Storage that is away when it is told to be."""
+
+    away = False
+
+    async def read(self, job: Owned, name: str, offset: int = 0, limit: int = RECORD_BYTES) -> Chunk | None:
+        if self.away:
+            raise Unavailable("agent.job_folders", "played to be away")
+        return await super().read(job, name, offset, limit)
+
+    async def claim(self, job: Owned) -> bool:
+        if self.away:
+            raise Unavailable("agent.job_folders", "played to be away")
+        return await super().claim(job)
+
+
+async def test_storage_that_is_away_neither_starts_nor_ends_nor_gives_up_anything(short_folder: Path) -> None:
+    """Also not by the scheduler's word alone: the exit code lies in the folder, and is waited for."""
+    cluster, files = a_cluster(), Shaky(short_folder / "shared", look_s=0.05)
+    adapter = QueueAdapter(short_folder / "jobs", cluster, files, CLOCK, every_s=0.2, lag_s=0.0)
+    async with a_site(short_folder, adapter=adapter) as world:
+        cluster.hold(True)
+        body = offer(script="echo told\nexit 8\n")
+        await world.run(body)
+        await submitted(cluster, 1)
+        files.away = True
+        cluster.hold(False)
+        await until(lambda: cluster.job(body.attempt).phase is NativePhase.ENDED)
+        asked = cluster.questions
+        await until(lambda: cluster.questions > asked + 3)
+        assert await world.kinds() == ["SettingsApplied", "Claimed", "Staging"]
+        files.away = False
+        end = await world.first(Ended, LIMIT_S)
+        assert (end.exit_code, end.log_tail) == (8, "told\n")
+    await cluster.close()
+
+
+async def test_a_stop_without_effect_and_a_scheduler_without_an_answer_are_told_with_since_when(short_folder: Path) -> None:
+    """BR-050: the attempt goes on, and is metered, until its processes are seen gone."""
+    cluster = a_cluster()
+    adapter = over(short_folder, cluster)
+    async with a_site(short_folder, adapter=adapter) as world:
+        speaking(world)
+        body = offer(script="sleep 300\n")
+        await world.run(body)
+        await world.first(Started, LIMIT_S)
+        cluster.make_unkillable(body.attempt)
+        await world.tell(world.stop(body))
+        adapter.stubborn_s = 0.0
+        assert "without effect" in (await until_seen(world, "being stopped since")).text
+        adapter.silent_s = 0.0
+        cluster.deaf = True
+        assert "has not answered since" in (await until_seen(world, "has not answered")).text
+        assert "Ended" not in await world.kinds()
+        cluster.deaf = False
+        cluster.let_die(body.attempt)
+        assert (await world.first(Ended, LIMIT_S)).outcome == "cancelled"
+    await cluster.close()
 
 
 async def test_work_in_the_queue_outlives_a_journal_that_was_lost(short_folder: Path) -> None:

@@ -235,11 +235,14 @@ class Course:
         await self._ended(end, packed, trouble, packing_us)
 
     async def _pack(self) -> tuple[ResultRef | None, str]:
-        try:
-            packed = await self.site.adapter.pack(self.attempt)
-        except Refused as err:
-            return None, err.text
-        return packed, ""
+        while True:
+            try:
+                return await self.site.adapter.pack(self.attempt), ""
+            except Refused as err:
+                return None, err.text
+            except Unavailable as err:
+                LOG.warning("outputs cannot be packed now", attempt=self.id, code=err.code, text=err.text)
+                await asyncio.sleep(LAST_PAUSE_S)
 
     async def _ended(self, end: life.Exit, result: ResultRef | None, trouble: str, packing_us: int) -> None:
         """The end, its segments and its counts: one fact, one transaction."""
@@ -284,6 +287,14 @@ class Course:
         site.owner.devices_freed()
 
     async def _tail(self) -> tuple[str, int]:
+        """Its log's end, for a line that says why; an end is told without it where it cannot be read now."""
+        try:
+            return await self._read_tail()
+        except Unavailable as err:
+            LOG.warning("an end is told without its log", attempt=self.id, code=err.code, text=err.text)
+            return "", 0
+
+    async def _read_tail(self) -> tuple[str, int]:
         total = (await self.site.adapter.log(self.id, 0, 0)).total
         start = max(0, total - TAIL_BYTES)
         before = min(logs.LOOK_BACK, start)

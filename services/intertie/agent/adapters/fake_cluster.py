@@ -276,6 +276,7 @@ class FakeCluster:
         """What was asked to end meanwhile does."""
         job = self.job(tag)
         job.unkillable = False
+        job.changed.set()
         if job.why is not None and job.running is not None:
             job.running.kill()
 
@@ -388,6 +389,9 @@ class FakeCluster:
             code, number = await job.running.over()
             if job.restarts == before:
                 break
+        while job.unkillable:  # Its first process is gone, and something of it is in no state to die.
+            job.phase, job.reason = NativePhase.FINISHING, "Kill task failed"
+            await job.changed.wait()
         if job.slow_end:
             job.phase = NativePhase.FINISHING
             await asyncio.sleep(1.0)

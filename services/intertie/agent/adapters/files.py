@@ -38,6 +38,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 CLAIMED = "claimed"
+# What a job can do to its own folder; whatever else goes wrong in it is the storage's.
+ITS_OWN = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENAMETOOLONG})
 # Records are a few lines; whatever is longer was not written by a stub.
 RECORD_BYTES = 65_536
 
@@ -183,8 +185,17 @@ class LocalFiles:
         return await self._do(look)
 
     async def pack(self, job: Owned, outputs: Collection[str], target: Path) -> ResultRef | None:
-        owner = self._owner(job)
-        return await self._do(pack_outputs, self.home(job) / "work", list(outputs), target, owner[0] if owner else None)
+        home, owner = self.home(job), self._owner(job)
+
+        def collect() -> ResultRef | None:
+            try:
+                return pack_outputs(home / "work", list(outputs), target, owner[0] if owner else None)
+            except OSError as err:
+                if err.errno in ITS_OWN and home.is_dir():
+                    raise Refused("agent.outputs", f"the outputs of {job.attempt} cannot be packed: {err}") from err
+                raise
+
+        return await self._do(collect)
 
     async def remove(self, job: Owned, names: Collection[str] = ()) -> None:
         def clear() -> None:

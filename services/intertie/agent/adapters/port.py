@@ -102,7 +102,8 @@ class Adapter(Protocol):
         ...
 
     async def pack(self, attempt: Attempt) -> ResultRef | None:
-        """The declared outputs of ended work, packed and kept at `result`; None if nothing matched. `Refused` if it cannot be packed."""
+        """The declared outputs of ended work, packed and kept at `result`; None if nothing matched. `Refused` if it cannot be packed, `Unavailable` if
+        not now."""
         ...
 
     def result(self, attempt: AttemptId) -> Path:

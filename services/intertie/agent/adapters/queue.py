@@ -105,6 +105,7 @@ class QueueAdapter:
         self.folder, self.cluster, self.files, self.clock = folder, cluster, files, clock
         self._single_user = single_user
         self._lag_s = lag_s
+        self.stubborn_s, self.silent_s = STUBBORN_S, SILENT_S
         self._submits = asyncio.Semaphore(SUBMITS)
         self._tidied = False
         self._through = through or (lambda attempt: ())
@@ -223,7 +224,7 @@ class QueueAdapter:
             except Refused as err:
                 # Whether an earlier try of it was taken nobody has to know: what is fenced never begins.
                 if not await self.fence(name):
-                    return Exit(certain=True, refused_errno=errno.EEXIST, refused_file="native queue", refused_text="it had begun")
+                    return Queued("", self.cluster.name)  # One was, and has begun.
                 return Exit(certain=True, refused_errno=errno.ENOEXEC, refused_file="native queue", refused_text=err.text[:500])
             except Unavailable as err:
                 LOG.warning("a submit has no answer: its tag is looked for before the next try", attempt=name, code=err.code, text=err.text)
@@ -256,21 +257,30 @@ class QueueAdapter:
         async with self.looks.following(name):
             look = self.looks.latest(name)
             while True:
-                if (started := self._noted(name, "started.json", StartedRecord)) is not None:
-                    return started
-                if self._has(name, "fenced"):
-                    return _given_up()
-                if (found := await self._seen_to_begin(owned, look)) is not None:
-                    return found
-                if look is not None and look.job is not None and look.job.phase is NativePhase.ENDED:
-                    if (over := await self._ended_unbegun(attempt, look.job)) is not None:
-                        return over
-                if self._surely_absent(name) and await self.fence(name):
-                    text = "neither the site's queue nor its accounting knows of it any more, and it had not begun"
-                    return native.never(NativeOutcome.NEVER_STARTED, text)
-                if (over := await self._past(attempt)) is not None:
-                    return over
+                try:
+                    if (found := await self._begun_or_never(attempt, owned, look)) is not None:
+                        return found
+                except Unavailable as err:
+                    # A folder or disk that is away says nothing: what waits in the queue waits on.
+                    LOG.warning("whether it has begun is not known", attempt=name, code=err.code, text=err.text)
+                    await asyncio.sleep(self.files.look_s)
                 look = await self._next(name, look)
+
+    async def _begun_or_never(self, attempt: Attempt, owned: Owned, look: Look | None) -> StartedRecord | Exit | None:
+        """None: it still waits."""
+        name = attempt.id
+        if (started := self._noted(name, "started.json", StartedRecord)) is not None:
+            return started
+        if self._has(name, "fenced"):
+            return _given_up()
+        if (found := await self._seen_to_begin(owned, look)) is not None:
+            return found
+        if look is not None and look.job is not None and look.job.phase is NativePhase.ENDED:
+            return await self._ended_unbegun(attempt, look, look.job)
+        if self._surely_absent(name) and await self.fence(name):
+            text = "neither the site's queue nor its accounting knows of it any more, and it had not begun"
+            return native.never(NativeOutcome.NEVER_STARTED, text)
+        return await self._past(attempt)
 
     def _surely_absent(self, name: AttemptId) -> bool:
         since = self.looks.absent_since(name)
@@ -288,11 +298,8 @@ class QueueAdapter:
             return look
 
     async def _record(self, owned: Owned, name: str) -> bytes | None:
-        try:
-            chunk = await self.files.read(owned, name)
-        except Unavailable as err:
-            LOG.warning("a job folder is out of reach", attempt=owned.attempt, code=err.code, text=err.text)
-            return None
+        """`Unavailable`: whether it is there nobody knows."""
+        chunk = await self.files.read(owned, name)
         return chunk.data if chunk is not None else None
 
     async def _seen_to_begin(self, owned: Owned, look: Look | None) -> StartedRecord | Exit | None:
@@ -302,15 +309,19 @@ class QueueAdapter:
             if (job is None or job.started is None) and self.looks.silent_since is None:
                 look = await self.looks.soon(name)
                 job = look.job if look is not None else None
-            record = native.anchored(job, look.behind_us if look is not None else 0, begun, self._now())
-            self._write(name, "started.json", record)
-            return record
+            return self._anchor(name, look, begun)
         if (told := await self._record(owned, "refused")) is not None and (why := native.refused_of(told)) is not None:
             number = errno.ETIME if why.why == "too_late" else errno.EIO
             return Exit(certain=True, refused_errno=number, refused_file="native queue", refused_text=why.what)
         return None
 
-    async def _ended_unbegun(self, attempt: Attempt, job: NativeJob) -> StartedRecord | Exit | None:
+    def _anchor(self, name: AttemptId, look: Look | None, begun: native.StubStarted | None) -> StartedRecord:
+        job = look.job if look is not None else None
+        record = native.anchored(job, look.behind_us if look is not None else 0, begun, self._now())
+        self._write(name, "started.json", record)
+        return record
+
+    async def _ended_unbegun(self, attempt: Attempt, look: Look, job: NativeJob) -> StartedRecord | Exit:
         """The scheduler says that it is over, and no stub has said that it began: whoever makes `claimed` now decides."""
         assert job.end is not None
         owned = self._owned(attempt)
@@ -321,9 +332,8 @@ class QueueAdapter:
                 break
             await asyncio.sleep(self.files.look_s)
         if not await self.fence(attempt.id):
-            # Claimed by a stub that was ended before it could write a line: none of the user's code ran.
-            text = f"its first process was ended before it began ({job.state} {job.reason})".strip()
-            return native.never(job.end.outcome, text)
+            # A stub came first and left nothing more that can be seen: that none of the user's code ran is not known, so it is not said.
+            return self._anchor(attempt.id, look, None)
         said = " ".join(word for word in (job.state, job.reason, job.end.text) if word)
         return native.never(job.end.outcome, f"it left the site's own queue before it began: {said}"[:500])
 
@@ -397,31 +407,41 @@ class QueueAdapter:
     async def ended(self, attempt: Attempt) -> Exit:
         """By the scheduler's end and the stub's record: both if both are to be had. What is absent everywhere is waited for."""
         name, owned = attempt.id, self._owned(attempt)
-        missing, prompted = 0, False
+        missing_s, prompted = 0.0, False
         async with self.looks.following(name):
             if (stop := self._noted(name, "stop.json", _Stop)) is not None:
                 self.looks.stopping(name, stop.grace_s)
             look = self.looks.latest(name)
             while True:
                 job = look.job if look is not None else None
-                if job is not None and job.phase is NativePhase.ENDED:
+                try:
                     record = await self._record(owned, "exit")
-                    missing += 1
-                    if (record is not None and native.ended_of(record) is not None) or missing > RECORD_LOOKS:
-                        return await self._settled(owned, job, record)
+                    recorded = record is not None and native.ended_of(record) is not None
+                    if job is not None and job.phase is NativePhase.ENDED:
+                        if recorded or missing_s > self._patience_s(job):
+                            return await self._settled(owned, job, record)
+                        missing_s += self.files.look_s
+                        await asyncio.sleep(self.files.look_s)
+                        continue
+                    if recorded and self._surely_absent(name):
+                        return await self._settled(owned, None, record)  # Its books have forgotten it; its own record has not.
+                except Unavailable as err:
+                    # Its exit code may lie there: nothing is concluded without it while it cannot be looked for.
+                    LOG.warning("its record of the end is out of reach", attempt=name, code=err.code, text=err.text)
                     await asyncio.sleep(self.files.look_s)
-                    continue
-                if (
-                    self._surely_absent(name)
-                    and (record := await self._record(owned, "exit")) is not None
-                    and native.ended_of(record) is not None
-                ):
-                    return await self._settled(owned, None, record)  # Its books have forgotten it; its own record has not.
-                if not prompted and await self._record(owned, "exit") is not None:
+                    recorded = False
+                if recorded and not prompted:
                     prompted = True  # Its own end is here: one prompt look, and then the owner's interval again.
                     look = await self.looks.soon(name)
                 else:
                     look = await self._next(name, look)
+
+    def _patience_s(self, job: NativeJob) -> float:
+        """How long a record is looked for once the scheduler says that it is over: shared storage shows it late, and one that was killed left none."""
+        few_s = RECORD_LOOKS * self.files.look_s
+        end = job.end
+        leaves_one = end is not None and end.outcome is NativeOutcome.EXITED and end.code not in native.STUB_CODES
+        return max(few_s, self._lag_s) if leaves_one else few_s
 
     async def _settled(self, owned: Owned, job: NativeJob | None, record: bytes | None) -> Exit:
         begun = await self._record(owned, "started")
@@ -439,8 +459,12 @@ class QueueAdapter:
         look = self.looks.latest(attempt)
         if look is None or look.job is None or look.failed:
             return False
-        runs = look.job.phase in (NativePhase.STARTING, NativePhase.RUNNING, NativePhase.SUSPENDED)
-        return runs and await self._record(self._owned(kept), "exit") is None
+        if look.job.phase not in (NativePhase.STARTING, NativePhase.RUNNING, NativePhase.SUSPENDED):
+            return False
+        try:
+            return await self._record(self._owned(kept), "exit") is None
+        except Unavailable:
+            return False
 
     async def stop(self, attempt: AttemptId, grace_s: int) -> None:
         if not self._has(attempt, "submitting") or (kept := self._known(attempt)) is None:
@@ -469,7 +493,7 @@ class QueueAdapter:
             return replace(before, text=unsaid) if before is not None and (unsaid := self._unsaid(attempt, look)) else None
         text = job.warning
         stop = self._noted(attempt, "stop.json", _Stop)
-        if stop is not None and self.clock.now().timestamp() > stop.utc + stop.grace_s + STUBBORN_S:
+        if stop is not None and self.clock.now().timestamp() > stop.utc + stop.grace_s + self.stubborn_s:
             text = f"being stopped since {_stamp(datetime.fromtimestamp(stop.utc, UTC))}, without effect"
         return NativeWords(
             native_id=job.native_id,
@@ -484,7 +508,7 @@ class QueueAdapter:
     def _unsaid(self, attempt: AttemptId, look: Look) -> str:
         if look.failed and self.looks.silent_since is not None:
             silent_s = (self.clock.now() - self.looks.silent_since).total_seconds()
-            return f"the site's scheduler has not answered since {_stamp(self.looks.silent_since)}" if silent_s >= SILENT_S else ""
+            return f"the site's scheduler has not answered since {_stamp(self.looks.silent_since)}" if silent_s >= self.silent_s else ""
         since = self.looks.absent_since(attempt)
         if since is None or not self._surely_absent(attempt):
             return ""
@@ -495,10 +519,7 @@ class QueueAdapter:
     async def pack(self, attempt: Attempt) -> ResultRef | None:
         if not attempt.spec.outputs or attempt.local is not None:
             return None
-        try:
-            return await self.files.pack(self._owned(attempt), attempt.spec.outputs, self.result(attempt.id))
-        except Unavailable as err:
-            raise Refused("agent.outputs", f"the outputs of {attempt.id} cannot be packed: {err.text}") from err
+        return await self.files.pack(self._owned(attempt), attempt.spec.outputs, self.result(attempt.id))
 
     def result(self, attempt: AttemptId) -> Path:
         return self.note(attempt, "result.tar.gz")

@@ -17,6 +17,7 @@ from intertie.agent.core.model import StartedRecord
 from intertie.agent.core.usage import EPOCH
 
 TOO_LATE, TWICE, BROKEN = 221, 222, 224
+STUB_CODES = frozenset({TOO_LATE, TWICE, BROKEN})
 """Exit codes by which the stub began nothing. Only with no `exit` record beside them: a job may end with any code."""
 
 MICROSECOND = timedelta(microseconds=1)
@@ -135,8 +136,8 @@ def _us(moment: datetime) -> int:
     return (moment - EPOCH) // MICROSECOND
 
 
-def anchored(job: NativeJob | None, behind_us: int, stub: StubStarted, now: Now) -> StartedRecord:
-    """When it began, on the agent's own clocks: by the scheduler's start where that is told, else by the stub's.
+def anchored(job: NativeJob | None, behind_us: int, stub: StubStarted | None, now: Now) -> StartedRecord:
+    """When it began, on the agent's own clocks: by the scheduler's start where that is told, else by the stub's, else now.
 
     `behind_us`: the agent's wall clock minus the scheduler's at the look that `job` is of; below `SAME_CLOCK_US` it is one clock. What would lie in
     the future began now.
@@ -144,14 +145,14 @@ def anchored(job: NativeJob | None, behind_us: int, stub: StubStarted, now: Now)
     if job is not None and job.started is not None:
         utc_us = _us(job.started) + (behind_us if abs(behind_us) >= SAME_CLOCK_US else 0)
     else:
-        utc_us = stub.at.utc_ns // 1_000
+        utc_us = stub.at.utc_ns // 1_000 if stub is not None else now.utc_us
     utc_us = min(utc_us, now.utc_us)
-    nodes = list(job.nodes) if job is not None and job.nodes else [stub.node] if stub.node else []
-    held = [str(device) for device in job.devices] if job is not None and job.devices else list(stub.cards)
+    nodes = list(job.nodes) if job is not None and job.nodes else [stub.node] if stub is not None and stub.node else []
+    held = [str(device) for device in job.devices] if job is not None and job.devices else list(stub.cards) if stub is not None else []
     return StartedRecord(
         utc_ns=utc_us * 1_000,
         boot_ns=max(0, now.boot_us - (now.utc_us - utc_us)) * 1_000,
-        native_id=(job.native_id if job is not None else stub.native_id) or "",
+        native_id=job.native_id if job is not None else stub.native_id if stub is not None else "",
         nodes=nodes,
         held_devices=held,
     )
@@ -224,7 +225,7 @@ def _by_scheduler_alone(base: Exit, end: NativeEnd | None, *, asked: bool) -> Ex
     """It began and left no record of its end: its stub was killed with it, or begun anew by the scheduler, which the stub refuses."""
     if end is None or end.outcome in (NativeOutcome.UNKNOWN, NativeOutcome.NEVER_STARTED):
         return replace(base, certain=False, code=None, signal=None)
-    if end.outcome is NativeOutcome.EXITED and end.code in (TWICE, TOO_LATE, BROKEN):
+    if end.outcome is NativeOutcome.EXITED and end.code in STUB_CODES:
         return replace(base, code=None, signal=None, ended_by="restarted")
     if end.outcome is NativeOutcome.EXITED and end.code is None and end.signal is None:
         return replace(base, certain=False)
