@@ -339,6 +339,7 @@ async def test_a_drained_node_leaves_at_once_and_foreign_work_is_a_number(bench:
 
 
 async def test_work_by_hand_under_a_lent_account_is_told_and_not_ours(bench: Bench) -> None:
+    """BR-148: only a tag of ours makes a job ours."""
     bench.slurm.run("sbatch", "--parsable", f"--uid={GUEST}", "--output=/dev/null", "--chdir=/tmp", "--wrap", "sleep 60")
     await bench.cluster.status([])
     told = await bench.cluster.describe()
@@ -368,6 +369,13 @@ async def test_a_tenant_s_row_of_the_map_says_partition_and_qos(bench: Bench) ->
     bench.cluster.rules = rules
     made, job = await bench.submit("sleep 60\n")
     assert bench.slurm.run("squeue", "-h", "-j", job.native_id, "-o", "%P %q %a %u").split() == ["short", "normal", ACCOUNT, GUEST]
+
+
+async def test_br_072_a_time_limit_that_the_owner_changed_is_told(bench: Bench) -> None:
+    made, job = await bench.submit("sleep 60\n", wall_s=600)
+    bench.slurm.run("scontrol", "update", f"JobId={job.native_id}", "TimeLimit=5")
+    changed = await bench.until(made.id, NativePhase.QUEUED, NativePhase.RUNNING)
+    assert "time limit 5 min instead of 10 min" in changed.warning
 
 
 async def test_one_look_serves_all_jobs(bench: Bench) -> None:

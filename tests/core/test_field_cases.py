@@ -29,16 +29,21 @@ HELD: Mapping[str, tuple[str, ...]] = {
     "001": (
         "adapters/test_cluster_port.py::test_its_usage_ends_with_the_site_s_own_end",
         "core/test_native.py::test_a_run_is_as_long_as_the_site_s_own_books_say",
+        "core/test_slurm_parsers.py::test_br_001_completing_is_neither_queued_nor_over",
     ),
     "010": (
         "adapters/test_cluster_port.py::test_an_empty_listing_ends_nothing",
         "edges/test_agent_queue.py::test_what_the_scheduler_lost_before_it_began_is_given_up_and_what_it_forgot_while_running_is_not",
+        "adapters/test_slurm_cluster.py::test_br_010_an_empty_queue_and_silent_books_are_no_end",
     ),
     "012": ("edges/test_agent_queue.py::test_what_the_scheduler_lost_before_it_began_is_given_up_and_what_it_forgot_while_running_is_not",),
     "023": ("core/test_scheduler_core.py::test_repeats_and_late_entries_change_nothing",),
     "033": (
         "core/test_jobfile.py::test_time_limits_are_read_as_slurm_reads_them",
         "core/test_jobfile.py::test_what_is_no_time_limit_is_refused",
+        "core/test_slurm_parsers.py::test_a_time_limit_is_what_slurm_means_by_it",
+        "core/test_slurm_parsers.py::test_br_033_what_is_no_time_limit_is_never_unlimited",
+        "core/test_slurm_parsers.py::test_br_033_an_elapsed_time_keeps_its_fraction",
     ),
     "044": (
         "adapters/test_adapter_port.py::test_line_ends_of_another_system_are_no_part_of_what_a_script_says",
@@ -49,6 +54,62 @@ HELD: Mapping[str, tuple[str, ...]] = {
         "adapters/test_process_containment.py::test_a_user_s_value_reaches_the_job_and_overrules_none_of_ours",
         "core/test_lint.py::test_br_045_an_exported_function_is_said_to_stay_behind",
     ),
+    # a Slurm
+    "002": (
+        "core/test_slurm_parsers.py::test_every_state_of_slurm_has_one_phase_in_either_spelling",
+        "core/test_slurm_parsers.py::test_br_002_a_state_of_the_future_is_unknown_with_a_warning",
+    ),
+    "003": ("core/test_slurm_parsers.py::test_br_003_who_cancelled_is_kept",),
+    "005": ("adapters/test_slurm_cluster.py::test_br_005_a_query_that_this_slurm_does_not_know_ends_nothing",),
+    "006": ("core/test_slurm_parsers.py::test_br_006_case_and_padding_change_no_state",),
+    "007": (
+        "core/test_slurm_parsers.py::test_br_007_a_state_that_was_cut_off_is_asked_for_again",
+        "core/test_slurm_parsers.py::test_br_007_a_tres_that_was_cut_off_is_no_count",
+    ),
+    "009": ("adapters/test_slurm_cluster.py::test_br_009_br_011_what_has_left_the_queue_is_asked_of_the_books",),
+    "011": ("adapters/test_slurm_cluster.py::test_br_009_br_011_what_has_left_the_queue_is_asked_of_the_books",),
+    "013": (
+        "core/test_slurm_parsers.py::test_br_013_an_old_job_of_another_user_with_this_id_is_not_ours",
+        "adapters/test_slurm_cluster.py::test_a_native_id_that_was_given_out_again_is_another_job",
+    ),
+    "016": ("core/test_slurm_parsers.py::test_arrays_components_and_steps_are_told_apart",),
+    "018": (
+        "core/test_slurm_parsers.py::test_br_018_two_clusters_have_two_jobs_of_one_number",
+        "core/test_slurm_parsers.py::test_the_answer_of_a_submit_is_an_id_and_a_cluster",
+    ),
+    "026": (
+        "core/test_slurm_parsers.py::test_typed_and_untyped_entries_name_the_same_cards",
+        "core/test_slurm_parsers.py::test_br_026_no_entry_for_cards_is_no_zero_and_a_fraction_bills",
+    ),
+    "027": ("core/test_slurm_parsers.py::test_br_027_a_cluster_that_counts_no_cards_in_tres_has_no_eight_free",),
+    "029": (
+        "core/test_slurm_parsers.py::test_br_029_totals_of_a_job_are_not_per_node",
+        "core/test_slurm_request.py::test_br_029_cards_are_asked_for_per_node",
+    ),
+    "032": (
+        "core/test_slurm_parsers.py::test_memory_has_its_unit_in_both_directions",
+        "core/test_slurm_request.py::test_br_032_memory_has_its_unit_and_is_never_everything",
+    ),
+    "034": ("core/test_slurm_parsers.py::test_br_034_unlimited_is_not_zero_and_a_partition_says_its_own_default",),
+    "036": (
+        "core/test_slurm_parsers.py::test_br_036_what_a_user_writes_splits_no_record",
+        "core/test_slurm_parsers.py::test_br_036_a_record_with_too_few_fields_is_told_by_its_id",
+    ),
+    "037": ("core/test_slurm_parsers.py::test_br_037_bytes_that_are_no_text_hide_no_other_line",),
+    "042": (
+        "core/test_slurm_parsers.py::test_what_a_node_state_offers",
+        "core/test_slurm_parsers.py::test_br_042_a_planned_node_is_usable_and_has_nothing_free",
+    ),
+    "043": ("core/test_slurm_parsers.py::test_br_043_processors_are_told_from_cores",),
+    "047": (
+        "core/test_slurm_parsers.py::test_br_047_a_submit_without_an_id_has_none",
+        "adapters/test_slurm_cluster.py::test_br_047_a_submit_without_an_id_is_not_known_to_have_been_taken",
+    ),
+    "072": (
+        "core/test_slurm_parsers.py::test_br_072_what_the_owner_changed_of_our_job_is_told",
+        "adapters/test_slurm_cluster.py::test_br_072_a_time_limit_that_the_owner_changed_is_told",
+    ),
+    "077": ("core/test_slurm_parsers.py::test_br_077_steps_are_no_jobs",),
     # a Kubernetes cluster
     "020": (
         "core/test_kubernetes_words.py::test_a_pod_that_lives_is_where_its_container_is",
@@ -65,14 +126,21 @@ HELD: Mapping[str, tuple[str, ...]] = {
         "core/test_kubernetes_words.py::test_a_quantity_is_what_kubernetes_means_by_it",
         "core/test_kubernetes_words.py::test_what_is_no_quantity_is_refused_by_name_and_never_zero",
     ),
-    "137": ("adapters/test_kubernetes_cluster.py::test_a_rotated_token_is_read_again_and_a_bad_one_changes_no_job",),
-    "039": ("core/test_kubernetes_words.py::test_a_time_that_nobody_knows_is_none_and_no_number",),
+    "137": (
+        "adapters/test_kubernetes_cluster.py::test_a_rotated_token_is_read_again_and_a_bad_one_changes_no_job",
+        "adapters/test_slurm_ways.py::test_br_137_a_token_that_is_renewed_on_disk_is_read_again_and_a_bad_one_ends_nothing",
+    ),
+    "039": (
+        "core/test_kubernetes_words.py::test_a_time_that_nobody_knows_is_none_and_no_number",
+        "core/test_slurm_parsers.py::test_br_039_zero_minus_one_and_year_one_are_no_time",
+    ),
     # submit, cancel, silence
     "046": (
         "adapters/test_cluster_port.py::test_a_submit_whose_answer_was_lost_is_found_by_its_tag",
         "adapters/test_adapter_port.py::test_a_second_start_is_the_first_one_again",
         "adapters/test_kubernetes_cluster.py::test_a_submit_whose_answer_was_lost_is_found_by_its_name_and_not_made_twice",
         "edges/test_agent_site.py::test_a_start_that_the_agent_could_not_write_down_is_found_and_told_once",
+        "adapters/test_slurm_cluster.py::test_br_046_a_submit_whose_answer_was_lost_is_found_by_its_tag",
     ),
     "048": (
         "edges/test_agent_queue.py::test_a_stop_of_what_waits_is_said_once_it_can_surely_never_start",
@@ -168,6 +236,7 @@ HELD: Mapping[str, tuple[str, ...]] = {
     ),
     "073": (
         "core/test_planner_rules.py::test_work_too_long_for_a_maintenance_window_reads_its_times_and_what_would_fit_or_goes_elsewhere",
+        "core/test_slurm_parsers.py::test_br_073_a_maintenance_window_is_told_with_what_helps",
     ),
     "078": (
         "core/test_native.py::test_suspensions_are_cut_where_they_were_seen_and_as_long_as_the_books_say",
@@ -368,6 +437,8 @@ HELD: Mapping[str, tuple[str, ...]] = {
         "core/test_scheduler_core.py::test_what_cannot_be_believed_is_raised_for_quarantine",
         "core/test_agent_native_books.py::test_runs_of_ours_travel_whole_and_others_of_a_mapped_account_as_numbers",
         "edges/test_metering_native.py::test_a_mapped_account_that_is_used_beside_us_is_told_to_people_and_attributed_to_nobody",
+        "core/test_slurm_parsers.py::test_br_148_a_tag_in_somebody_else_s_comment_is_a_comment",
+        "adapters/test_slurm_cluster.py::test_work_by_hand_under_a_lent_account_is_told_and_not_ours",
     ),
 }
 
@@ -380,14 +451,8 @@ class Later:
     why: str
 
 
-SLURM = Later("sites", "It needs the adapter of a Slurm cluster and its parsers.")
-
 LATER: Mapping[str, Later] = {
-    **dict.fromkeys(("002", "003", "005", "006", "007", "009", "011", "013", "016", "018"), SLURM),
-    **dict.fromkeys(("026", "027", "029", "032", "034", "036", "037", "039", "042", "043", "047", "077"), SLURM),
-    "033": Later("sites", "Elapsed times as a native scheduler prints them are read by its adapter; limits in scripts are held."),
     "071": Later("planner", "Two who preempt one victim need the planner's own preemption; quotas cut below use are held."),
-    "072": Later("sites", "Drift of a native queue's own settings is seen by its adapter."),
     "084": Later("periods", "Late usage meets a closed period only when periods close."),
     "099": Later("compose", "Suspects among cards and jobs are shown with the incidents; what a code means and drains is held."),
     "100": Later("compose", "The kernel's log is read where an agent may; its lines and places are parsed."),

@@ -542,6 +542,16 @@ def test_a_job_that_was_put_back_is_one_job_with_restarts() -> None:
     assert [run.restarts for run in judge.accounted(runs, OURS, start, end)] == [0, 1]
 
 
+def test_br_072_what_the_owner_changed_of_our_job_is_told() -> None:
+    (row,) = parse_squeue(queued(ROW)).rows
+    assert judge.drift(row, "gpu", 60) == ""
+    (moved,) = parse_squeue(queued(ROW.replace("|gpu|", "|all|").replace("|1:00:00|", "|UNLIMITED|"))).rows
+    assert (
+        judge.drift(moved, "gpu", 60)
+        == "job 7 was changed at the site: partition all instead of gpu, time limit unlimited instead of 60 min"
+    )
+
+
 def test_native_load_counts_what_is_not_ours_and_names_nobody() -> None:
     rows = parse_squeue(
         queued(

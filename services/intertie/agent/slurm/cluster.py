@@ -54,6 +54,8 @@ class Known:
     account: str
     number: int | None = None
     submitted: datetime | None = None
+    asked: Request | None = None
+    """As it was submitted by this process."""
     over: NativeJob | None = None
     """Its end, once the books had it whole."""
 
@@ -151,7 +153,8 @@ class SlurmCluster:
             self._hint(known[tag], held)
             live = [row for row in held if row.state.phase is not NativePhase.ENDED]
             if live:
-                jobs[tag] = judge.chosen([judge.of_queue(row, self._tag_of(row), self._name) for row in live])
+                job = judge.chosen([judge.of_queue(row, self._tag_of(row), self._name) for row in live])
+                jobs[tag] = replace(job, warning=job.warning or self._drift(live[0], known[tag]))
             elif (over := known[tag].over) is not None:
                 jobs[tag] = over
             else:
@@ -169,6 +172,10 @@ class SlurmCluster:
         tag = replace(self._ours(), users=frozenset()).tag(row)
         assert tag is not None
         return tag
+
+    def _drift(self, row: Queued, known: Known) -> str:
+        asked = known.asked
+        return judge.drift(row, asked.place.partition, asked.minutes) if asked is not None and known.number == row.number else ""
 
     def _may_be(self, row: judge.Row, known: Known) -> bool:
         """A tag on somebody else's job is a comment that somebody wrote."""
@@ -256,7 +263,7 @@ class SlurmCluster:
                 LOG.warning("the answer of a submit was lost; its tag was found", attempt=work.attempt.id, native=found.native_id)
                 return found
             raise err
-        known.number, known.submitted = number, None
+        known.number, known.submitted, known.asked = number, None, request
         return NativeJob(
             tag=work.attempt.id,
             cluster=cluster or self._name,

@@ -15,6 +15,7 @@ from intertie.agent.slurm.core.names import OOM_MARK, ExitCode
 from intertie.agent.slurm.core.records import Booked, Queued
 from intertie.agent.slurm.core.states import JobState
 from intertie.agent.slurm.core.tags import Tag, read_tag, tag_of_folder
+from intertie.agent.slurm.core.times import Limit
 from intertie.contracts.site import NativeLoad
 from intertie.ids import AttemptId
 
@@ -204,3 +205,14 @@ def native_load(rows: Iterable[Queued], ours: Ours, busy: int, held: int, at: da
         elif row.state.phase is not NativePhase.ENDED:
             running += 1
     return NativeLoad(running=running, waiting=waiting, devices_busy=max(0, busy - held), observed_at=at)
+
+
+def drift(row: Queued, partition: str, minutes: int) -> str:
+    """What somebody at the site changed of a job of ours since it was submitted (BR-072); empty if nothing."""
+    said: list[str] = []
+    if partition and row.partition not in partition.split(","):
+        said.append(f"partition {row.partition} instead of {partition}")
+    if row.limit_us is not None and row.limit_us != minutes * 60_000_000:
+        shown = row.limit_us if isinstance(row.limit_us, Limit) else f"{row.limit_us // 60_000_000} min"
+        said.append(f"time limit {shown} instead of {minutes} min")
+    return f"job {row.number} was changed at the site: {', '.join(said)}" if said else ""
