@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import json
+from datetime import UTC, datetime
 from decimal import Decimal
 
 import pytest
@@ -12,10 +14,13 @@ from hypothesis import strategies as st
 from intertie.agent.endpoint.rules import EndpointPrice, EndpointRule, offering_of, offerings_of
 from intertie.agent.endpoint.usage import TAIL_BYTES, WHOLE_BYTES, Reader, Used, asked
 from intertie.bus.chunks import MOST_HELD, Credit, Ordered, Window
-from intertie.contracts.call_offerings import CallPays, CallPrice
+from intertie.contracts.call_offerings import CallLine, CallPays, CallPrice
+from intertie.contracts.usage import Statement
 from intertie.errors import Refused
 from intertie.gateway.call_limits import Rates
+from intertie.ids import OfferingName, SiteName, StatementId, TenantName
 from intertie.rating.calls import CallUse, price_for, rate_call
+from intertie.rating.export import statement_csv
 
 # --- parts ---
 
@@ -270,3 +275,41 @@ def test_an_amount_is_written_in_quotes() -> None:
 
 def test_free_is_said_by_the_agreement_and_by_nobody_else() -> None:
     assert set(CallPays) == {"tenant", "site", "platform", "free"}
+
+
+# --- a statement for spreadsheets ---
+
+
+def test_a_statement_s_csv_holds_its_calls_and_adds_up_to_its_total() -> None:
+    line = CallLine(
+        site=SiteName("lab"),
+        offering=OfferingName("chat"),
+        day="2026-12-01",
+        calls=3,
+        amount=Decimal("0.004440"),
+        paid_by_others=Decimal("0.001"),
+        waiting=1,
+        outcomes={"completed": 2, "interrupted": 1},
+        text="=3 calls",
+    )
+    statement = Statement(
+        statement=StatementId("st-1"),
+        tenant=TenantName("acme"),
+        period="2026-12",
+        start=datetime(2026, 12, 1, tzinfo=UTC),
+        end=datetime(2027, 1, 1, tzinfo=UTC),
+        time_zone="Asia/Shanghai",
+        currency="CNY",
+        provisional=True,
+        total=Decimal("0.004440"),
+        usage_milli_us=0,
+        lines=[],
+        calls=[line],
+        at=datetime(2026, 12, 2, tzinfo=UTC),
+    )
+    head, *rows = list(csv.reader(statement_csv(statement).splitlines()))
+    assert all(len(row) == len(head) for row in rows)
+    told = [dict(zip(head, row, strict=True)) for row in rows]
+    assert [(row["payer"], row["amount"], row["complete"]) for row in told] == [("tenant", "0.004440", "no"), ("others", "0.001", "no")]
+    assert sum(Decimal(row["amount"]) for row in told if row["payer"] == "tenant") == statement.total
+    assert told[0]["formula"] == "'=3 calls", "a spreadsheet runs no formula of ours"

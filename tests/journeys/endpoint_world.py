@@ -11,13 +11,16 @@ from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
 
-from tests.journeys.stack import TENANT, Stack, running_stack
+from tests.journeys.stack import TENANT, Site, Stack, running_stack
 
+from intertie.cli.agent import join_site
 from intertie.contracts.call_offerings import CallPrice, OfferingRecord, OfferingsReply
 from intertie.contracts.calls import CallBook, CallsReply
-from intertie.contracts.site import DeviceKind
+from intertie.contracts.identity import Invited, InviteSite
+from intertie.contracts.site import DeviceKind, SiteKind
 from intertie.contracts.usage import AgreeSpec, MeterSpec, Price
 from intertie.embedded.process import free_port
+from intertie.ids import SiteName
 
 ROOT = Path(__file__).resolve().parents[2]
 SITE = "lab"
@@ -98,7 +101,7 @@ async def endpoint_world(*, copies: int = 1) -> AsyncIterator[EndpointWorld]:
             folder.mkdir(mode=0o711)
             (folder / "site.toml").write_text(RULES.format(port=port), encoding="utf-8")
             await stack.do(lambda: agree(stack))
-            await stack.add_site(SITE, slots=1)
+            await join(stack, folder)
             token = stack.user._token
             world = EndpointWorld(stack, f"http://127.0.0.1:{port}", token)
             await stack.until(lambda: (one := world.offering()) is not None and one.available, what="the offering is told")
@@ -116,6 +119,21 @@ def start_server(port: int) -> subprocess.Popen[str]:
     assert server.stdout is not None
     server.stdout.readline()
     return server
+
+
+async def join(stack: Stack, folder: Path) -> None:
+    """A site of kind `endpoint`: it has no pool, lends nothing, and offers calls alone."""
+    profile = stack.folder / "no-pools.json"
+
+    def ask() -> None:
+        invite = InviteSite(site=SiteName(SITE), kind=SiteKind.ENDPOINT, owner="tester", owner_tenant=TENANT)
+        invited = stack.admin.post("/v1/invitations", Invited, invite)
+        profile.write_text("[]", encoding="ascii")
+        join_site(stack.layout.public_url, invited.token, folder, profile, interconnect="", slots=None)
+
+    await stack.do(ask)
+    stack.sites[SITE] = Site(SiteName(SITE), folder)
+    await stack.start_agent(SITE)
 
 
 def agree(stack: Stack) -> None:

@@ -159,7 +159,8 @@ class JoinSite(Contract, frozen=True, kw_only=True):
     """Public account signing nkey (`A…`) with which the agent mints its own bus credentials."""
     single_user: bool
     agent_version: str
-    pools: Annotated[list[PoolProfile], msgspec.Meta(min_length=1)]
+    pools: list[PoolProfile]
+    """At least one, save at a site of kind `endpoint`, which may offer calls alone."""
 
 
 class LeaveBody(Contract, frozen=True, kw_only=True):

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from decimal import Decimal
 
+from intertie.contracts.call_offerings import CallLine
 from intertie.contracts.usage import AttemptBook, Charge, Statement, StatementLine
 from intertie.rating.text import formula_text
 
@@ -63,6 +64,8 @@ def statement_csv(statement: Statement, language: str = "en") -> str:
             charges: Sequence[Charge | None] = book.charges or [None]
             for charge in charges:
                 writer.writerow(_row(statement, line, book, charge, language))
+    for calls in statement.calls:
+        writer.writerows(_call_rows(statement, calls))
     return ("\ufeff" if language == "zh" else "") + out.getvalue()
 
 
@@ -87,6 +90,24 @@ def _row(statement: Statement, line: StatementLine, book: AttemptBook, charge: C
     priced = [_plain(formula.per_hour), charge.currency, f"{charge.amount:f}", charge.spec, str(charge.spec_revision)]
     said = [formula.clause, formula_text(formula, language), "yes" if charge.islanded else "no"]
     return [*[_safe(cell) for cell in whose], *measured, *priced, *[_safe(cell) for cell in said], *[_safe(cell) for cell in state]]
+
+
+def _call_rows(statement: Statement, calls: CallLine) -> Sequence[Sequence[str]]:
+    """Calls of one offering and day: what the tenant pays, and on a row of its own what others do. Each call is at `GET /v1/calls`."""
+    name = f"{calls.site}/{calls.offering} {calls.day}: {calls.calls} calls"
+    whose = [statement.statement, statement.tenant, statement.period, statement.time_zone, "", name, "", calls.site]
+    outcomes = ", ".join(f"{outcome} {count}" for outcome, count in sorted(calls.outcomes.items()))
+    state = ["no" if calls.waiting else "yes", f"{calls.waiting} calls wait" if calls.waiting else "", ""]
+    rows = [("tenant", calls.amount, calls.text)]
+    if calls.paid_by_others:
+        rows.append(("others", calls.paid_by_others, ""))
+    return [
+        [
+            _safe(cell)
+            for cell in [*whose, outcomes, "", payer, "call", *[""] * 8, statement.currency, f"{amount:f}", "", "", "", text, "", *state]
+        ]
+        for payer, amount, text in rows
+    ]
 
 
 def _because(book: AttemptBook) -> str:

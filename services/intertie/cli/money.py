@@ -10,6 +10,7 @@ import click
 import msgspec
 
 from intertie.cli.calls import tell_calls
+from intertie.cli.offerings import price_text
 from intertie.cli.out import json_option, line, local, note, outcome_text, print_json, table
 from intertie.cli.session import connect
 from intertie.contracts.call_offerings import CallPrice
@@ -252,7 +253,12 @@ def list_specs(party: str, as_json: bool) -> None:
             s.revision,
             s.title,
             f"{s.provider} → {s.consumer}",
-            ", ".join(f"{p.kind}{':' + p.model if p.model else ''} {money_text(p.per_hour, s.currency)}/h" for p in s.prices),
+            ", ".join(
+                [
+                    *(f"{p.kind}{':' + p.model if p.model else ''} {money_text(p.per_hour, s.currency)}/h" for p in s.prices),
+                    *(f"{p.offering or '*'} {price_text(p, s.currency)}" for p in s.call_prices),
+                ]
+            ),
         )
         for s in reply.specs
     ]

@@ -345,7 +345,8 @@ class Desk:
             return "the site's owner has paused all lending"
         if offered.paused:
             return "the site's owner has paused it"
-        return offered.trouble
+        full = self._site.room.why
+        return full.text if full is not None else offered.trouble
 
     async def _look_at_upstreams(self) -> None:
         await asyncio.gather(*(self._probe(one) for one in self.offered.values()))
@@ -369,6 +370,7 @@ class Desk:
                 else:
                     _, writer = await asyncio.open_connection(address.hostname, address.port or (443 if address.scheme == "https" else 80))
                     writer.close()
+                    await writer.wait_closed()
                     offered.trouble = ""
         except (aiohttp.ClientError, OSError, TimeoutError) as err:
             offered.trouble = f"its server does not answer ({type(err).__name__})"

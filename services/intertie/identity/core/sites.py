@@ -123,8 +123,10 @@ def join(
     """The site as it is after joining, not yet signed; the known one if this is a repeat.
 
     `account` is the public half of a new account key, used only if the site is new, as `version` is. Keys of a site that joined before are replaced, and the
-    old signing key is named as revoked.
+    old signing key is named as revoked. `Refused('identity.no_pools')` for a site without a pool that does not offer calls alone.
     """
+    if not request.pools and invitation.kind is not SiteKind.ENDPOINT:
+        raise Refused("identity.no_pools", f"{invitation.site} declares no pool", next_step="say what it has: --profile FILE, or --detect")
     if known is None:
         return SiteAccount(
             site=invitation.site,
