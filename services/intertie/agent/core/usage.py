@@ -109,16 +109,21 @@ def queued_us(attempt: Attempt, boot: str) -> int:
 
 def suspended(attempt: Attempt, through_us: int, accounted_us: int = 0, told_us: int = 0) -> list[tuple[int, int]]:
     """Pieces of [0, through_us) in which it was seen suspended. `accounted_us`: what the scheduler's own books say of all of them together (0: nothing);
-    looks see it only so often, so the last piece that is not told yet (`told_us`) is made longer or shorter until the books are met, or as nearly as
-    can be."""
+    looks see it only so often, so the last pieces that are not told yet (`told_us`) are made longer or shorter until the books are met, or as nearly
+    as can be."""
     seen = [(one.start_us, through_us if one.end_us is None else min(one.end_us, through_us)) for one in attempt.suspensions]
     pieces = [(start, end) for start, end in seen if end > start]
     missing = accounted_us - sum(end - start for start, end in pieces) if accounted_us > 0 else 0
-    if missing > 0:
-        start, end = pieces.pop() if pieces and pieces[-1][1] > told_us else (through_us, through_us)
-        floor = max(told_us, pieces[-1][1] if pieces else 0)
-        later = min(missing, through_us - end)
-        pieces.append((min(start, max(floor, start - (missing - later))), end + later))
+    if missing > 0 and (not pieces or pieces[-1][1] <= told_us):
+        pieces.append((through_us, through_us))
+    for index in range(len(pieces) - 1, -1, -1):
+        start, end = pieces[index]
+        if missing <= 0 or end <= told_us:
+            break
+        later = min(missing, through_us - end) if index == len(pieces) - 1 else 0
+        earlier = min(missing - later, max(0, start - max(told_us, pieces[index - 1][1] if index else 0)))
+        pieces[index] = (start - earlier, end + later)
+        missing -= later + earlier
     while missing < 0 and pieces and pieces[-1][1] > told_us:
         start, end = pieces.pop()
         kept = max(start, told_us, end + missing)
