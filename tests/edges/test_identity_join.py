@@ -51,7 +51,7 @@ async def world(hub: tuple[HubLayout, Nats], pg: PgDatabase) -> AsyncIterator[Wo
 async def test_a_site_that_joins_is_fresh_with_credentials_it_minted_itself(world: World) -> None:
     site = Site(A)
     joined = await world.join(site)
-    assert (joined.site, joined.owner_tenant, sorted(joined.service_keys)) == (A, TEAM, ["identity", "metering", "scheduler"])
+    assert (joined.site, joined.owner_tenant, sorted(joined.service_keys)) == (A, TEAM, ["gateway", "identity", "metering", "scheduler"])
     await world.speak(site)
     await until(lambda: world.is_(A, Freshness.FRESH), "the site is fresh")
     reply = await world.call(endpoints.SITES, SitesQuery())
