@@ -180,6 +180,12 @@ def test_a_list_of_tenants_comes_with_a_phase_and_stays_until_it_is_said_again()
     assert again.tenants == ["a", "b"]
 
 
+def test_what_is_no_tenants_name_stands_on_no_list() -> None:
+    with pytest.raises(Refused) as caught:
+        modes.moved(pool(), moving(Phase.PARALLEL, [TenantName("a\x00b")]), own=False, spec=SPEC)
+    assert caught.value.code == "name.invalid"
+
+
 @pytest.mark.parametrize(
     ("provider", "days", "agreed"),
     [("site-a", -1, True), ("site-a", 1, False), ("site-b", -1, False), ("platform", -1, False)],

@@ -180,6 +180,7 @@ def test_a_refusal_says_its_numbers() -> None:
         ([offering(1, pool=B)], declared(mode=SERVICE), "registry.offering.pool"),
         ([offering(1)], declared(lends=2), "registry.offering.managed"),
         ([offering(1, max_devices=2)], declared(mode=SERVICE), "registry.offering.devices"),
+        ([offering(1, price_per_hour=Decimal("1e999999"))], declared(mode=SERVICE), "registry.offering.price"),
         ([offering(1, price_per_hour=Decimal(-1))], declared(mode=SERVICE), "registry.offering.price"),
         ([offering(3), offering(2, "more")], declared(mode=SERVICE), "registry.offering.share"),
         ([offering(1, str(n)) for n in range(65)], declared(count=80, mode=SERVICE), "registry.offering.many"),

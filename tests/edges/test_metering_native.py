@@ -129,6 +129,13 @@ async def test_the_accounting_of_another_site_is_set_aside(edge: Edge) -> None:
     assert refused.value.code == "metering.foreign_accounting"
 
 
+@pytest.mark.parametrize("odd", [{"day": "2026-19-39"}, {"part": 2}, {"parts": 10_001}, {"cluster": "c\x00"}])
+async def test_what_is_no_part_of_a_day_is_set_aside(edge: Edge, odd: dict[str, object]) -> None:
+    with pytest.raises(Refused) as refused:
+        await edge.say(told(edge, native(), **odd))
+    assert refused.value.code == "metering.accounting"
+
+
 async def test_an_owner_sees_the_own_site_and_a_tenant_none(edge: Edge) -> None:
     await edge.say(told(edge, native()))
     assert edge.service.native is not None

@@ -113,6 +113,7 @@ async def test_a_request_is_withdrawn_by_its_tenant_while_nobody_answers(hub: Hu
         ({"offering": "train"}, "scheduler.offering_without_site"),
         ({"budget": Decimal(5)}, "scheduler.budget_without_offering"),
         ({"site": SITE, "offering": "train", "budget": Decimal(0)}, "scheduler.budget"),
+        ({"site": SITE, "offering": "train", "budget": Decimal("1e999999")}, "scheduler.budget"),
         ({"site": SITE, "offering": "train", "on_silence": OnSilence.RERUN, "restartable": True}, "scheduler.offering_rerun"),
         ({"site": SITE, "offering": "none"}, "scheduler.no_site_fits"),
         ({"site": SITE, "offering": "train", "wall_s": 7_201}, "scheduler.no_site_fits"),

@@ -16,6 +16,9 @@ from intertie.ids import AttemptId, SiteName
 
 RECORDS_PER_PART = 200
 """Runs in one entry: some 60 KiB, far below what a batch carries."""
+MOST_US = 10**15
+"""Thirty years: what is longer is no run."""
+Micros = Annotated[int, msgspec.Meta(ge=0, le=MOST_US)]
 Short = Annotated[str, msgspec.Meta(max_length=256)]
 
 
@@ -31,11 +34,11 @@ class NativeRecord(Contract, frozen=True, kw_only=True):
     started: Instant | None
     ended: Instant | None
     """None: it ran on when this was read."""
-    elapsed_us: NonNegative | None
-    suspended_us: NonNegative = 0
-    resolution_us: NonNegative = 1_000_000
+    elapsed_us: Micros | None
+    suspended_us: Micros = 0
+    resolution_us: Micros = 1_000_000
     """What its clock can tell apart: whole seconds for most."""
-    devices: NonNegative | None
+    devices: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] | None
     """None: not recorded there."""
     account: Short = ""
     restarts: NonNegative = 0

@@ -106,7 +106,7 @@ class JobSpec(Contract, frozen=True, kw_only=True):
     on_silence: OnSilence = OnSilence.WAIT
     restartable: bool = False
     start_by_s: Annotated[int, msgspec.Meta(ge=1, le=604_800)] = 600
-    offering: str = ""
+    offering: Annotated[str, msgspec.Meta(max_length=63)] = ""
     """A job offering of `site`: this is a request, which the site's owner accepts or declines."""
     budget: Decimal | None = None
     """Of a request: at most this, at the offering's price."""

@@ -10,7 +10,8 @@ from intertie.contracts.base import Contract, Instant, NonNegative
 from intertie.contracts.site import AccessMode, Downtime, DowntimeEffect, ModeDecision, Phase, PoolRecord
 from intertie.ids import PoolName, SiteName, TenantName
 
-Reason = Annotated[str, msgspec.Meta(min_length=3, max_length=1_000)]
+Reason = Annotated[str, msgspec.Meta(min_length=3, max_length=1_000, pattern=r"^[^\x00]+\Z")]
+"""Kept and read by others; no table holds a NUL."""
 
 
 class ModeBody(Contract, frozen=True, kw_only=True):

@@ -59,6 +59,10 @@ class DeviceKind(StrEnum):
     SLOT = "slot"
 
 
+RIGHT = "lent-"
+"""How the id of a device begins that is a right to queue for one, at a site with a queue of its own."""
+
+
 class Device(Contract, frozen=True, kw_only=True):
     """One thing that is lent whole: a GPU by UUID, or a CPU slot (`slot-N`)."""
 
@@ -205,12 +209,12 @@ class JobOffering(Contract, frozen=True, kw_only=True):
 
     name: Annotated[str, msgspec.Meta(pattern="^[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?$")]
     pool: PoolName
-    title: Text = ""
-    max_devices: Positive
+    title: Annotated[str, msgspec.Meta(max_length=200)] = ""
+    max_devices: Annotated[int, msgspec.Meta(ge=1, le=65_536)]
     """Of one request."""
-    devices: Positive
+    devices: Annotated[int, msgspec.Meta(ge=1, le=65_536)]
     """Of the pool at once, all requests of this offering together: nothing else lends them."""
-    max_wall_s: Positive
+    max_wall_s: Annotated[int, msgspec.Meta(ge=1, le=31_536_000)]
     task_types: Annotated[list[TaskType], msgspec.Meta(min_length=1)]
     price_per_hour: Decimal
     """What the owner asks for one device-hour; what a tenant pays is in their agreement with the platform."""

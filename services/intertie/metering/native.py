@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
 from intertie.bus.rpc import Caller, Serve
@@ -30,6 +30,8 @@ from intertie.trust import rights
 
 # Attempts looked at together: their segments fit in memory.
 PAGE = 100
+# Two million runs a day at one site.
+MOST_PARTS = 10_000
 # Attempts of one site and month that are compared in one answer; more would not be read by a person, and costs every other caller.
 MOST_COMPARED = 50_000
 
@@ -61,6 +63,12 @@ class NativeBooks:
         day = decode(said.sealed.payload, NativeDay, what="native accounting")
         if day.site != entry.site:
             raise Refused("metering.foreign_accounting", f"{entry.site} sends the accounting of {day.site[:63]}")
+        if day.part > day.parts or day.parts > MOST_PARTS or "\x00" in day.cluster:
+            raise Refused("metering.accounting", f"part {day.part} of {day.parts} of a day of {entry.site} is no part of a day")
+        try:
+            date.fromisoformat(day.day)
+        except ValueError as err:
+            raise Refused("metering.accounting", f"{day.day} is no day") from err
 
         async def mark(tx: StoreTx) -> bool:
             await self._lanes.mark_interpreted(tx, entry)

@@ -6,10 +6,11 @@ from collections.abc import Collection, Iterable, Sequence
 from datetime import UTC, date, datetime, timedelta
 
 from intertie.agent.adapters.port import Accounted
-from intertie.contracts.accounting import RECORDS_PER_PART, BypassUse, NativeDay, NativeRecord
+from intertie.contracts.accounting import MOST_US, RECORDS_PER_PART, BypassUse, NativeDay, NativeRecord
 from intertie.ids import SiteName
 
 SHORT = 256
+MOST_DEVICES = 1_000_000
 LAG = timedelta(minutes=10)
 """A day is read this long after its end: native accounting is written late."""
 MOST_DAYS = 35
@@ -79,10 +80,10 @@ def _record(one: Accounted, mapped: Collection[str]) -> NativeRecord:
         state=one.state[:SHORT],
         started=_aware(one.started),
         ended=_aware(one.ended),
-        elapsed_us=one.elapsed_us if one.elapsed_us is not None and one.elapsed_us >= 0 else None,
-        suspended_us=max(0, one.suspended_us),
-        resolution_us=max(0, one.resolution_us),
-        devices=one.devices if one.devices is not None and one.devices >= 0 else None,
+        elapsed_us=one.elapsed_us if one.elapsed_us is not None and 0 <= one.elapsed_us <= MOST_US else None,
+        suspended_us=min(max(0, one.suspended_us), MOST_US),
+        resolution_us=min(max(0, one.resolution_us), MOST_US),
+        devices=one.devices if one.devices is not None and 0 <= one.devices <= MOST_DEVICES else None,
         account=one.user[:SHORT] if one.user in mapped or not one.user else "(not a mapped account)",
         restarts=max(0, one.restarts),
     )
@@ -93,6 +94,8 @@ def _aware(moment: datetime | None) -> datetime | None:
 
 
 def _device_us(one: Accounted) -> int | None:
-    if one.devices is None or one.elapsed_us is None or one.devices < 0 or one.elapsed_us < 0:
+    if one.devices is None or one.elapsed_us is None:
+        return None
+    if not 0 <= one.devices <= MOST_DEVICES or not 0 <= one.elapsed_us <= MOST_US:
         return None
     return one.devices * one.elapsed_us

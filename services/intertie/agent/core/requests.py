@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import msgspec
 
 from intertie.agent.core.model import OPEN, Attempt, told_devices
-from intertie.contracts.base import Instant, Positive
+from intertie.contracts.base import Instant
 from intertie.contracts.link import AttemptEntry, EntryBase, NativeSeen, Offer, OfferBody, SiteQueued, Staging
 from intertie.contracts.site import LONGEST_ANSWER_S, AccessMode, JobOffering, PoolInventory, PoolProfile, TaskType
 from intertie.ids import PoolName
@@ -42,11 +42,11 @@ class JobOfferingRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     name: Annotated[str, msgspec.Meta(pattern="^[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?$")]
     pool: PoolName
-    title: str = ""
-    max_devices: Positive
-    devices: Positive
+    title: Annotated[str, msgspec.Meta(max_length=200)] = ""
+    max_devices: Annotated[int, msgspec.Meta(ge=1, le=65_536)]
+    devices: Annotated[int, msgspec.Meta(ge=1, le=65_536)]
     """Of the pool at once, all requests of this offering together."""
-    max_wall_s: Positive
+    max_wall_s: Annotated[int, msgspec.Meta(ge=1, le=31_536_000)]
     task_types: Annotated[list[TaskType], msgspec.Meta(min_length=1)]
     price_per_hour: Decimal
     """Of one device, in `currency`; write it as a text: "6.00"."""

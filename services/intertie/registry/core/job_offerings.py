@@ -13,6 +13,8 @@ from intertie.errors import Refused
 from intertie.ids import PoolName, SiteName
 from intertie.registry.core.shares import share_objection
 
+# Of an hour of one device, in any currency; more is a mistyped number, and no product of it is money.
+MOST_PRICE = 1_000_000_000
 # Offerings of one site; an owner who lists more is not describing offers to people.
 MOST = 64
 
@@ -59,8 +61,8 @@ def _objection(one: JobOffering, pool: PoolRecord | None, beside: Sequence[JobOf
         return _refused("managed", one, text, f"intertie pool mode SITE/{one.pool} --mode service, and declare it so")
     if one.max_devices > one.devices:
         return _refused("devices", one, f"gives one request {one.max_devices} devices, and all together {one.devices}", "raise devices")
-    if not one.price_per_hour.is_finite() or one.price_per_hour < 0:
-        return _refused("price", one, f"asks {one.price_per_hour} for an hour", "give a price of 0 or more")
+    if not 0 <= one.price_per_hour <= MOST_PRICE:
+        return _refused("price", one, f"asks no price from 0 to {MOST_PRICE} for an hour", "give the price of one device-hour")
     if (why := share_objection(pool.profile, one.devices + sum(other.devices for other in beside))) is not None:
         return _refused("share", one, f"counts cards twice: {why.text}", why.next_step)
     return None

@@ -14,6 +14,7 @@ from intertie.contracts.modes import DecideMode, DeclareDowntime, MovePhase, Poo
 from intertie.contracts.site import AccessMode, DeviceState, Downtime, Freshness, ModeDecision, Phase, PoolProfile, PoolRecord
 from intertie.contracts.usage import MeterSpec
 from intertie.errors import Conflict, NotFound, Refused
+from intertie.ids import TenantName, name
 from intertie.lifecycle import PHASE_FORWARD, PHASE_MOVES
 
 NOTICE = timedelta(hours=24)
@@ -126,7 +127,7 @@ def moved(record: PoolRecord, request: MovePhase, *, own: bool, spec: MeterSpec 
             f"{held} devices of pool {where} are held by our work",
             next_step=f"intertie site drain {request.site} --pool {request.pool} --wait --reason WHY",
         )
-    tenants = record.tenants if request.tenants is None else sorted(set(request.tenants))
+    tenants = record.tenants if request.tenants is None else sorted({TenantName(name(one, "tenant")) for one in request.tenants})
     told = PoolMove(
         before=record.phase, after=request.phase, reason=request.reason, spec=f"{spec.spec} rev {spec.revision}" if spec is not None else ""
     )

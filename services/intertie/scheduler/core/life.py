@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
+from decimal import Decimal
 
 from intertie.contracts.base import encode
 from intertie.contracts.job import AttemptRecord, Cause, JobSpec, JobState, OnSilence, StoryLine, SubmitJob
@@ -22,6 +23,8 @@ ENV_BYTES = 64 * 1024
 SPEC_BYTES = 176 * 1024
 
 
+# Of a request, in any currency.
+SMALLEST_BUDGET, LARGEST_BUDGET = Decimal("0.000001"), Decimal(10**15)
 # What the site itself sets for each job; a value given for one of these would be lost without a word.
 SITE_ENV = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "ASCEND_RT_VISIBLE_DEVICES", "TRACEPARENT")
 SITE_ENV_PREFIX = "INTERTIE_"
@@ -70,8 +73,12 @@ def _check_offering(spec: JobSpec) -> None:
     """A request names whom it asks, and cannot be asked of another when that one is silent."""
     if spec.budget is not None and not spec.offering:
         raise Refused("scheduler.budget_without_offering", "spec.budget bounds a request, and spec.offering names none")
-    if spec.budget is not None and spec.budget <= 0:
-        raise Refused("scheduler.budget", f"spec.budget {spec.budget} buys nothing", next_step="give an amount above 0, or none")
+    if spec.budget is not None and not SMALLEST_BUDGET <= spec.budget <= LARGEST_BUDGET:
+        raise Refused(
+            "scheduler.budget",
+            f"spec.budget is no amount from {SMALLEST_BUDGET} to {LARGEST_BUDGET}",
+            next_step="give an amount of money above 0, or none",
+        )
     if spec.offering and spec.site is None:
         raise Refused(
             "scheduler.offering_without_site", f"offering {spec.offering[:63]} is named without its site", next_step="name spec.site too"
