@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
 
+import msgspec
 import pytest
 from tests.fakes.agents import GUEST, offer, pool
 from tests.fakes.sites import World, a_site
@@ -169,6 +170,20 @@ async def test_what_the_queue_did_not_begin_in_time_never_starts(short_folder: P
         cluster.hold(True)
         await world.run(offer(start_by_s=1))
         assert (await world.first(NotStarted, LIMIT_S)).code == "start_too_late"
+    await cluster.close()
+
+
+async def test_what_waits_for_its_turn_is_only_hurried_into_the_queue(short_folder: Path) -> None:
+    """Two limits: into the queue within the first, begun by the second."""
+    cluster = a_cluster()
+    async with a_site(short_folder, adapter=over(short_folder, cluster)) as world:
+        cluster.hold(True)
+        body = msgspec.structs.replace(offer(start_by_s=3_600), submit_within_s=1)
+        await world.run(body)
+        await submitted(cluster, 1)
+        await asyncio.sleep(1.2)
+        cluster.hold(False)
+        assert (await world.first(Ended, LIMIT_S)).outcome == "succeeded"
     await cluster.close()
 
 

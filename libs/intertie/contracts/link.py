@@ -486,6 +486,8 @@ class OfferBody(Contract, frozen=True, kw_only=True):
     """The go must be taken within this time of sending the sync that brought the offer."""
     start_by_s: Positive
     """The run must begin within this time of the go."""
+    submit_within_s: NonNegative = 0
+    """At a site with a queue of its own: it must be in that queue within this time of the go. 0: as `start_by_s` says."""
     attribution: Sealed
     """A sealed `Attribution`; repeated in every segment."""
     traceparent: str = ""

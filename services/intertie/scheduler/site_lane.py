@@ -35,7 +35,7 @@ from intertie.contracts.link import (
     Stop,
     Withdraw,
 )
-from intertie.contracts.site import PoolRecord
+from intertie.contracts.site import RIGHT, PoolRecord
 from intertie.errors import Refused
 from intertie.ids import CANARY, AttemptId, Digest, InstructionId, JournalId, SiteName, digest
 from intertie.lane.interpreter import storable
@@ -67,6 +67,8 @@ SPECS_SENT, SPEC_BYTES = 8, 64 * 1024
 OFFER_BYTES = 3 * BATCH_BYTES
 # Of settings: a site that says it has a later one than could ever be made gets none.
 MOST_REVISION = 2**53
+# In a queue of the site's own a job waits for its turn: no longer than people would wait for it.
+QUEUED_START_BY_S = 86_400
 SIGNER = "scheduler"
 TELEMETRY_BEAT_S = 1.0
 LANE_BEAT_S = 5.0
@@ -345,6 +347,7 @@ class SiteLane:
             spec=record.spec,
             spec_revision=record.spec_revision,
         )
+        queues = any(device.startswith(RIGHT) for device in record.devices)
         return OfferBody(
             job=record.job,
             attempt=record.attempt,
@@ -359,7 +362,8 @@ class SiteLane:
             env=dict(order.env),
             devices=list(record.devices),
             start_within_s=START_WITHIN_S,
-            start_by_s=job.spec.start_by_s,
+            start_by_s=max(job.spec.start_by_s, QUEUED_START_BY_S) if queues else job.spec.start_by_s,
+            submit_within_s=job.spec.start_by_s if queues else 0,
             attribution=seal(self._key, encode(attribution), SIGNER),
             traceparent=job.traceparent,
             client_key=job.client_key,

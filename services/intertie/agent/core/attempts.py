@@ -99,15 +99,16 @@ def before_reboot(attempt: Attempt, now: Moment) -> Failing | None:
 
 
 def still_in_time(attempt: Attempt, now: Moment) -> Failing | None:
-    """Asked again just before the start: `start_by` counts from the go and covers all staging."""
+    """Asked again just before the start, or the submit: `start_by` (`submit_within`) counts from the go and covers all staging."""
     if attempt.local is not None:
         return None
     if rebooted := before_reboot(attempt, now):
         return rebooted
     assert attempt.go_boot_s is not None
     waited_s = now.boot_s - attempt.go_boot_s
-    if waited_s > attempt.start_by_s:
-        return Failing(code="start_too_late", text=f"not started {waited_s:.1f} s after the go, {attempt.start_by_s} s are allowed")
+    within_s = attempt.submit_within_s or attempt.start_by_s
+    if waited_s > within_s:
+        return Failing(code="start_too_late", text=f"not started {waited_s:.1f} s after the go, {within_s} s are allowed")
     return None
 
 

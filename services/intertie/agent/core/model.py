@@ -140,6 +140,8 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     """When the sync was sent that brought the offer."""
     start_within_s: int = 30
     start_by_s: int = 600
+    submit_within_s: int = 0
+    """Above 0: into the site's own queue within this of the go, and begun by `start_by`."""
     claim_seq: int = 0
     """Number of the `claimed` entry: a go stands only if the answer that brought it acknowledges this."""
     claim_journal: JournalId | None = None

@@ -109,6 +109,7 @@ def judge(body: OfferBody, terms: Terms, books: Books, *, sent_boot_s: float, ke
             offer_sent_boot_s=sent_boot_s,
             start_within_s=body.start_within_s,
             start_by_s=body.start_by_s,
+            submit_within_s=body.submit_within_s,
             lease_s=body.lease_s,
             after=list(body.after),
             offering=body.offering,

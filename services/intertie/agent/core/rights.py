@@ -13,7 +13,7 @@ import msgspec
 
 from intertie.agent.adapters.port import Described, NativeNode
 from intertie.agent.core.devices import Pool
-from intertie.contracts.site import Device, DeviceKind, DeviceState, NativeLoad, PoolProfile
+from intertie.contracts.site import RIGHT, Device, DeviceKind, DeviceState, NativeLoad, PoolProfile
 from intertie.ids import DeviceId, PoolName
 
 
@@ -22,7 +22,7 @@ def rights(profile: PoolProfile) -> Pool:
     slot = profile.accelerator == "none"
     devices = [
         Device(
-            id=DeviceId(f"lent-{profile.pool}-{n}"),
+            id=DeviceId(f"{RIGHT}{profile.pool}-{n}"),
             kind=DeviceKind.SLOT if slot else DeviceKind.GPU,
             model="" if slot else profile.accelerator,
             memory_mib=0 if slot else profile.memory_mib,
