@@ -61,9 +61,15 @@ def test_a_profile_is_judged_by_what_is_seen(case: str) -> None:
     assert [one.level for one in judged(profiles, Reading(cards=cards), 4, "pools.json")] == levels
 
 
-def test_cards_that_cannot_be_read_are_no_missing_cards_that_nobody_mentions() -> None:
+def test_cards_that_cannot_be_read_are_unknown_and_not_missing() -> None:
     found = judged([profile(1)], Reading(error="stuck"), 4, "pools.json")
-    assert [(one.level, "stuck" in one.text) for one in found] == [("fail", False), ("warn", True)]
+    assert [(one.level, "stuck" in one.text) for one in found] == [("warn", False), ("warn", True)]
+
+
+def test_cards_of_a_queue_s_nodes_are_not_missed_on_this_machine() -> None:
+    nothing = Reading(none="NVML Shared Library Not Found")
+    assert [one.level for one in judged([profile(64), slots_pool(512)], nothing, 4, "pools.json", elsewhere=True)] == ["ok", "ok"]
+    assert [one.level for one in judged([profile(64)], nothing, 4, "pools.json")] == ["fail"]
 
 
 NOW = datetime(2026, 12, 1, 12, 0, 0, 500_000, tzinfo=UTC)
@@ -143,6 +149,16 @@ async def test_a_check_that_breaks_or_another_room_s_is_a_line_beside_the_others
     report = await run(Place(folder=Folder(Path("/nowhere"))), [broken, fine])
     assert [(one.what, one.level) for one in report.lines] == [("check", "warn"), ("queue", "ok")]
     assert report.worst == "warn" and "no such thing" in report.lines[0].text
+
+
+async def test_a_room_whose_extra_is_not_installed_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "rooms").mkdir()
+    (tmp_path / "rooms" / "__init__.py").touch()
+    (tmp_path / "rooms" / "check.py").write_text("import no_such_package_at_all\n", encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    [missing] = checks_of(["rooms.check"])
+    [found] = await missing(Place(folder=Folder(tmp_path)))
+    assert found.level == "warn" and "rooms.check" in found.text and "no_such_package_at_all" in found.text
 
 
 def test_the_worst_line_is_what_the_exit_code_says() -> None:

@@ -85,8 +85,20 @@ def checks_of(rooms: Sequence[str] = ROOMS) -> list[Check]:
     for room in rooms:
         parent, _, _ = room.rpartition(".")
         if find_spec(parent) is not None and find_spec(room) is not None:
-            found += import_module(room).CHECKS
+            try:
+                found += import_module(room).CHECKS
+            except ImportError as err:
+                found.append(_missing(room, err))
     return found
+
+
+def _missing(room: str, err: ImportError) -> Check:
+    """A room whose extra is not installed says so in its place."""
+
+    async def missing(place: Place) -> Sequence[Line]:
+        return [line("warn", "check.broke", name=room.removeprefix("intertie."), error=f"{err}")]
+
+    return missing
 
 
 async def run(place: Place, checks: Sequence[Check] | None = None) -> Report:

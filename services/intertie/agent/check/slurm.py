@@ -64,7 +64,7 @@ async def slurm(place: Place) -> Sequence[Line]:
     """Silent where there is no Slurm: most sites have none. Its commands alone are no promise: what fails is a warning until the owner's rules name it."""
     if shutil.which("sinfo") is None:
         return []
-    bad: Level = "fail" if getattr(place.rules, "slurm", None) is not None else "warn"
+    bad: Level = "fail" if place.rules.slurm is not None else "warn"
     code, version = await ask("sinfo", "--version")
     if code:
         return [line(bad, "slurm.down", command="sinfo --version", code=code, said=version[:SAID], fix="slurm")]

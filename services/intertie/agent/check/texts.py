@@ -81,6 +81,10 @@ TEXTS: Mapping[str, tuple[str, str]] = {
     "bus.some": ("{url}: {error}; another address works", "{url}:{error};其他地址可用"),
     "pool.ok": ("{declared} × {model} declared, {seen} seen", "声明 {declared} × {model},可见 {seen}"),
     "pool.fewer": ("{declared} × {model} declared, only {seen} seen", "声明 {declared} × {model},仅可见 {seen}"),
+    "pool.unknown": (
+        "{declared} × {model} declared; whether they are there could not be seen",
+        "声明 {declared} × {model};无法确认是否存在",
+    ),
     "pool.memory": ("{declared} MiB a card declared, {seen} MiB seen", "声明每卡 {declared} MiB,可见 {seen} MiB"),
     "pool.slots": ("{declared} CPU slots declared, this machine has {seen} CPUs", "声明 {declared} 个 CPU 槽位,本机有 {seen} 个 CPU"),
     "pool.elsewhere": (
