@@ -66,7 +66,6 @@ class Around:
         return self._states
 
     async def _describe(self) -> None:
-        before = self.looks.questions()
         try:
             async with asyncio.timeout(ANSWER_S):
                 self.told = await self.cluster.describe()
@@ -77,7 +76,7 @@ class Around:
             )
         else:
             self.seen_at, self.why = self.clock.now(), ""
-        self.looks.count(self.looks.questions() - before)
+        self.looks.count()
         if self._tidy is not None:
             await self._tidy()
 

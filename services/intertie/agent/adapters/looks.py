@@ -80,7 +80,9 @@ class Looks:
         self._looked = asyncio.Event()
         self._poke = asyncio.Event()
         self._last_s: float | None = None
-        self._asked: deque[tuple[float, int]] = deque(maxlen=4_096)
+        self._uncounted = 0
+        self._asked = deque([(clock.monotonic_s(), self.questions())], maxlen=4_096)
+        """When how many had been asked so far."""
 
     @property
     def every_s(self) -> float:
@@ -143,12 +145,10 @@ class Looks:
     def rpc_per_minute(self) -> float:
         """Questions put to the scheduler, over the last ten minutes or as long as this agent runs."""
         now_s = self.clock.monotonic_s()
-        while self._asked and now_s - self._asked[0][0] > 600:
+        while len(self._asked) > 1 and now_s - self._asked[0][0] > 600:
             self._asked.popleft()
-        if not self._asked:
-            return 0.0
-        over_s = max(60.0, now_s - self._asked[0][0])
-        return round(sum(count for _, count in self._asked) * 60 / over_s, 1)
+        first_s, before = self._asked[0]
+        return round((self.questions() - before) * 60 / max(60.0, now_s - first_s), 1)
 
     # --- the looks ---
 
@@ -174,7 +174,7 @@ class Looks:
     async def look(self) -> None:
         """Ask for all that is followed, or is to end."""
         tags = list({*self._followed, *self._stopping})
-        began_s, before = self.clock.monotonic_s(), self.questions()
+        began_s = self.clock.monotonic_s()
         try:
             async with asyncio.timeout(ANSWER_S):
                 listing = await self.cluster.status(tags)
@@ -188,16 +188,18 @@ class Looks:
             self._listed(tags, listing)
         self._last_s = self.clock.monotonic_s()
         self._took_s = self._last_s - began_s
-        self.count(self.questions() - before)
+        self.count()
         self._tell()
         await self._stop_again()
 
-    def count(self, questions: int) -> None:
-        self._asked.append((self.clock.monotonic_s(), max(1, questions)))
+    def count(self) -> None:
+        """A question was put to the scheduler, through whichever verb."""
+        self._uncounted += 1
+        self._asked.append((self.clock.monotonic_s(), self.questions()))
 
     def questions(self) -> int:
         """Put to the scheduler so far, as far as the cluster counts them."""
-        return self.cluster.questions if isinstance(self.cluster, Counted) else 0
+        return self.cluster.questions if isinstance(self.cluster, Counted) else self._uncounted
 
     def _tell(self) -> None:
         self._looked.set()
