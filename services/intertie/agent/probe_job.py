@@ -61,7 +61,7 @@ class Cuda:
     def call(self, name: str, *arguments: Any) -> None:
         answer = getattr(self.library, name)(*arguments)
         if answer != 0:
-            raise OSError("%s answers %d" % (name, answer))
+            raise OSError(f"{name} answers {answer}")
 
 
 def device(said: Any) -> None:
@@ -72,7 +72,7 @@ def device(said: Any) -> None:
         count = ctypes.c_int()
         cuda.call("cuDeviceGetCount", ctypes.byref(count))
     except (OSError, AttributeError) as err:
-        said["not_measured"]["device"] = "no device could be asked for: %s" % err
+        said["not_measured"]["device"] = f"no device could be asked for: {err}"
         return
     said["visible"] = count.value
     if count.value == 0:
@@ -86,7 +86,7 @@ def device(said: Any) -> None:
         said["measures"]["memory_mib"] = total.value // MIB
         copies(said, cuda, handle)
     except (OSError, AttributeError) as err:
-        said["wrong"].append("the device refuses a call: %s" % err)
+        said["wrong"].append(f"the device refuses a call: {err}")
 
 
 def copies(said: Any, cuda: Cuda, handle: Any) -> None:
