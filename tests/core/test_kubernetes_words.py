@@ -243,7 +243,15 @@ JOBS: list[tuple[str, Job, list[Pod], bool, NativePhase, NativeOutcome | None]] 
     ("suspended", job(suspend=True), [], False, P.QUEUED, None),
     ("runs", job(), [pod("Running", RUNS)], False, P.RUNNING, None),
     ("the Job's deadline killed its pod", job(failed("DeadlineExceeded")), [pod("Failed", ended(143))], False, P.ENDED, Out.WALL_LIMIT),
-    ("the Job's deadline, its pod is gone", job(failed("DeadlineExceeded")), [], False, P.ENDED, Out.NEVER_STARTED),
+    ("the Job's deadline, its pod is gone", job(failed("DeadlineExceeded")), [], False, P.ENDED, Out.UNKNOWN),
+    (
+        "the Job's deadline, its pod never ran",
+        job(failed("DeadlineExceeded")),
+        [pod("Pending", node="")],
+        False,
+        P.ENDED,
+        Out.NEVER_STARTED,
+    ),
     (
         "the Job's deadline came after its success",
         job(failed("DeadlineExceeded")),

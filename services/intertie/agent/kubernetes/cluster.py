@@ -136,7 +136,11 @@ class KubernetesCluster:
         told: dict[AttemptId, NativeJob] = {}
         async with self._telling:
             for account, found in list(self.sight.all()):
-                run = await self._told(account, found)
+                try:
+                    run = await self._told(account, found)
+                except (Unavailable, Refused) as err:
+                    why = why or err.text
+                    continue
                 told[run.job.tag] = run.job
             if not why:
                 await self._gone(set(tags) - told.keys())
@@ -167,12 +171,16 @@ class KubernetesCluster:
         versions = frozenset({found.job.metadata.resource_version, *(pod.metadata.resource_version for pod in found.pods)})
         if before is not None and before.over and self._read.get(tag) == versions:
             return before
-        self._read[tag] = versions
         job = read(self.name, found.job, found.pods, found.events, deleted=found.deleted)
+        if job.end is not None and job.end.outcome is NativeOutcome.UNKNOWN:
+            # Jobs and pods are watched apart, and a list may have lacked what is there: an end that nobody saw is asked for itself.
+            pods = await self.sight.pods_of(account, tag)
+            job = read(self.name, found.job, pods or found.pods, found.events, deleted=found.deleted and not pods)
+        self._read[tag] = versions
         if before is not None and before.uid != found.job.metadata.uid:
             return before  # The name was used again by somebody; the tag's first Job is the one that counts.
-        if before is not None and before.over:
-            if job.phase is not NativePhase.ENDED or job.end != before.job.end:
+        if before is not None and before.over and not _refines(job, before.job):
+            if _known(job) and job.end != before.job.end:
                 LOG.warning("an ended run is told otherwise now, which changes nothing", job=job.native_id, state=job.state)
             return before
         devices, model = (before.devices, before.model) if before is not None else (None, "")
@@ -322,6 +330,15 @@ def _answered(data: bytes, kind: type[T], what: str) -> T:
         raise Unavailable(err.code, err.text, retry_after_s=5) from err
 
 
+def _known(job: NativeJob) -> bool:
+    return job.end is not None and job.end.outcome is not NativeOutcome.UNKNOWN
+
+
+def _refines(job: NativeJob, before: NativeJob) -> bool:
+    """An end that nobody had seen may be told once by later evidence; one that was seen stays."""
+    return _known(job) and not _known(before)
+
+
 def _with_what_was_seen(job: NativeJob, before: Run | None) -> NativeJob:
     """A start that was seen is not unseen; what ends after it was seen running was running."""
     if before is None:
@@ -330,7 +347,11 @@ def _with_what_was_seen(job: NativeJob, before: Run | None) -> NativeJob:
     end = job.end
     if end is not None and end.outcome is NativeOutcome.NEVER_STARTED and job.started is not None:
         asked = NativeOutcome.CANCELLED if before.asked == "cancelled" else NativeOutcome.UNKNOWN
+        if "DeadlineExceeded" in job.state:
+            asked = NativeOutcome.WALL_LIMIT
         job = replace(job, end=replace(end, outcome=asked))
+    if end is not None and end.outcome is NativeOutcome.UNKNOWN and job.started is not None and "DeadlineExceeded" in job.state:
+        job = replace(job, end=replace(end, outcome=NativeOutcome.WALL_LIMIT))
     if end is not None and before.asked == "cancelled" and end.outcome is NativeOutcome.UNKNOWN:
         job = replace(job, end=replace(end, outcome=NativeOutcome.CANCELLED))
     return job

@@ -229,7 +229,7 @@ def _without_pod(job: Job, failed: Condition, pod: Reading | None) -> Reading:
     outcome = JOB_FAILED.get(reason, Out.UNKNOWN)
     started = pod.started if pod is not None else None
     if outcome is Out.WALL_LIMIT and started is None:
-        outcome = Out.NEVER_STARTED
+        outcome = Out.NEVER_STARTED if pod is not None else Out.UNKNOWN  # A pod that nobody saw may have run.
     text = failed.message or ("the Job failed, and its pod is gone" if pod is None else "")
     warning = "" if reason in JOB_FAILED else f"a Job failed with the unknown reason {reason[:80]!r}"
     ended = instant(failed.last_transition_time)
