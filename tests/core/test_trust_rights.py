@@ -29,6 +29,7 @@ pool.history       a  .  .  s  a  a  .
 offering.read      a  t  t  s  a  a  .
 call.make          .  t  t  .  .  .  .
 call.read          a  t  t  s  a  .  .
+call.decide        a  .  .  .  .  .  .
 call.seen          .  .  .  .  .  a  .
 audit.read         a  .  .  .  a  .  .
 audit.anchor       .  .  .  .  .  a  .

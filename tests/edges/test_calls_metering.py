@@ -18,7 +18,7 @@ from tests.edges.metering_edge import OPERATOR, Edge, claims
 from intertie.bus.rpc import Caller
 from intertie.contracts.base import encode
 from intertie.contracts.call_offerings import CallOutcome, CallPays, CallPrice
-from intertie.contracts.calls import AttainmentQuery, CallBook, CallGrant, CallRecord, CallSeen, CallsQuery, CallsSeen
+from intertie.contracts.calls import AttainmentQuery, CallBook, CallGrant, CallRecord, CallSeen, CallsQuery, CallsSeen, DecideCall
 from intertie.contracts.identity import Claims, Role
 from intertie.contracts.link import CallClosed
 from intertie.contracts.usage import StatementQuery
@@ -241,6 +241,28 @@ async def test_both_words_of_many_calls_at_once_are_one_truth(world: CallEdge) -
     await asyncio.gather(lane(), gateway(0), gateway(1))
     statement = await world.edge.statement()
     assert (statement.calls[0].calls, statement.total) == (20, 20 * AMOUNT)
+    assert await world.balanced() == (0, 0)
+
+
+async def test_br_092_a_person_decides_what_nobody_counted_once_and_with_a_reason(world: CallEdge) -> None:
+    gone = CallOutcome.CLIENT_GONE
+    await world.site(1, input_tokens=None, output_tokens=None, outcome=gone)
+    await world.gateway(world.seen(1, outcome=gone))
+    await world.site(2)
+    await world.gateway(world.seen(2))
+    ask = DecideCall(site=SITE, call=CallId("call-0001"), input_tokens=120, output_tokens=40, reason="half of the answer was read")
+    with pytest.raises(Denied):
+        await world.calls.decide(ask, claims(Role.TENANT_ADMIN, tenant=TENANT))
+    book = await world.calls.decide(ask, OPERATOR)
+    assert (book.state, book.amount, book.estimated, book.output_tokens) == ("settled", AMOUNT, True, None)
+    assert "half of the answer" in book.decided
+    with pytest.raises(Refused, match="not what it waits for"):
+        await world.calls.decide(msgspec.structs.replace(ask, output_tokens=9), OPERATOR)
+    with pytest.raises(Refused, match="not what it waits for"):
+        await world.calls.decide(msgspec.structs.replace(ask, call=CallId("call-0002")), OPERATOR)
+    with pytest.raises(NotFound):
+        await world.calls.decide(msgspec.structs.replace(ask, call=CallId("call-0009")), OPERATOR)
+    assert (await world.edge.statement()).total == 2 * AMOUNT
     assert await world.balanced() == (0, 0)
 
 

@@ -279,7 +279,9 @@ class CallBook(Contract, frozen=True, kw_only=True):
     input_tokens: NonNegative | None = None
     output_tokens: NonNegative | None = None
     estimated: bool = False
-    """The output tokens were counted by events, as the agreement allows."""
+    """The output tokens were counted by events, as the agreement allows, or a person decided."""
+    decided: Text = ""
+    """Who decided how many tokens nobody counted, and why."""
     model: str = ""
     streamed: bool = False
     state: Annotated[str, msgspec.Meta(pattern="^(settled|waiting|suspense)$")]
@@ -318,6 +320,21 @@ class CallsQuery(Contract, frozen=True, kw_only=True):
 class CallsReply(Contract, frozen=True, kw_only=True):
     calls: list[CallBook]
     next: str = ""
+
+
+class DecideCallBody(Contract, frozen=True, kw_only=True):
+    """`POST /v1/calls/{call}/decision`: how many tokens a call is taken to have used, of which nobody counted them."""
+
+    site: SiteName
+    input_tokens: Annotated[int, msgspec.Meta(ge=0, le=10**12)]
+    output_tokens: Annotated[int, msgspec.Meta(ge=0, le=10**12)]
+    reason: Annotated[str, msgspec.Meta(min_length=3, max_length=1_000)]
+
+
+class DecideCall(DecideCallBody, frozen=True, kw_only=True):
+    """`cmd.metering.decide_call`: a named person's word; what was counted stands above it, and what was said stays as it was."""
+
+    call: CallId
 
 
 class AttainmentQuery(Contract, frozen=True, kw_only=True):

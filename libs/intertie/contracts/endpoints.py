@@ -95,6 +95,7 @@ STATEMENT = Endpoint("qry", "metering", "statement", u.StatementQuery, u.Stateme
 BOOKS = Endpoint("qry", "metering", "books", u.BookQuery, u.BooksReply, "statement.read")
 CALLS = Endpoint("qry", "metering", "calls", c.CallsQuery, c.CallsReply, "call.read")
 CALL_ATTAINMENT = Endpoint("qry", "metering", "call_attainment", c.AttainmentQuery, c.Attainment, "offering.read")
+DECIDE_CALL = Endpoint("cmd", "metering", "decide_call", c.DecideCall, c.CallBook, "call.decide")
 CALLS_SEEN = Endpoint("cmd", "metering", "calls_seen", c.CallsSeen, c.CallsTaken, "call.seen")
 SET_ALLOWANCE = Endpoint("cmd", "metering", "set_allowance", u.SetAllowance, u.Allowance, "allowance.set")
 METERING_SNAPSHOT = Endpoint("qry", "metering", "snapshot", Empty, u.MeteringSnapshotReply, "service.snapshot")

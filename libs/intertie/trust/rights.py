@@ -73,6 +73,7 @@ TABLE: Mapping[str, Mapping[Role, Relation]] = {
     # Calls of offerings: made by a tenant's people, seen by those whom they cost, and by the site that answered them.
     "call.make": {_ADMIN: _TENANT, _USER: _TENANT},
     "call.read": {_OPERATOR: _ANY, _AUDITOR: _ANY, _ADMIN: _TENANT, _USER: _TENANT, _OWNER: _AT_SITE},
+    "call.decide": {_OPERATOR: _ANY},
     "call.seen": {_SERVICE: _ANY},
     "allowance.set": {_OPERATOR: _ANY},
     "ledger.check": {_OPERATOR: _ANY, _AUDITOR: _ANY},

@@ -29,6 +29,7 @@ COMMANDS: Mapping[str, tuple[str, str, str]] = {
     "offerings": ("offerings", "offerings", "Call offerings: servers of sites' owners that you may call."),
     "offering": ("offerings", "offering", "One call offering: how to call it, its promise, what was measured."),
     "calls": ("calls", "calls", "Calls of offerings, each with its price and formula."),
+    "decide-call": ("calls", "decide_call", "Decide how many tokens a call used, of which nobody counted them."),
     "statement": ("money", "statement", "What it cost and why, to the job and attempt."),
     "meterspec": ("money", "meterspec", "Agreements about what is metered and who pays."),
     "reconcile": ("reconcile", "reconcile", "Our books against each site's own accounting: what differs, and by how much."),

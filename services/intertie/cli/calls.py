@@ -5,10 +5,11 @@ from __future__ import annotations
 import click
 
 from intertie.cli.call_texts import say_calls, word
-from intertie.cli.out import json_option, line, local, note, print_json, table
+from intertie.cli.out import json_option, line, local, note, print_json, reason_option, table
 from intertie.cli.session import connect
-from intertie.contracts.calls import CallBook, CallsReply
+from intertie.contracts.calls import CallBook, CallsReply, DecideCallBody
 from intertie.contracts.usage import Statement
+from intertie.ids import SiteName
 from intertie.rating.text import money_text
 
 
@@ -49,6 +50,23 @@ def calls(call: str | None, offering: str, day: str, tenant: str | None, state: 
         note(say_calls("more", after=reply.next))
 
 
+@click.command("decide-call")
+@click.argument("call")
+@click.option("--site", required=True, help="The site that answered it.")
+@click.option("--input", "given", type=click.IntRange(0), required=True, help="Tokens of the request.")
+@click.option("--output", "made", type=click.IntRange(0), required=True, help="Tokens of the answer.")
+@reason_option("Why; it stands on the call.")
+@json_option
+def decide_call(call: str, site: str, given: int, made: int, reason: str, as_json: bool) -> None:
+    """Decide how many tokens a call used, of which nobody counted them; it is priced at once."""
+    body = DecideCallBody(site=SiteName(site), input_tokens=given, output_tokens=made, reason=reason)
+    book = connect().post(f"/v1/calls/{call}/decision", CallBook, body)
+    if as_json:
+        print_json(book)
+    else:
+        tell_call(book)
+
+
 def tell_call(book: CallBook) -> None:
     """One call, as lines."""
     status = f" {book.status}" if book.status is not None else ""
@@ -61,6 +79,8 @@ def tell_call(book: CallBook) -> None:
     line(f"  {stands(book)}")
     if book.formula:
         line(f"  {book.formula}")
+    if book.decided:
+        line(f"  {book.decided}")
     for what in book.missed:
         line("  " + say_calls("promise_missed", what=what))
     if book.differences:

@@ -17,7 +17,7 @@ from intertie.contracts.accounting import ReconciliationQuery
 from intertie.contracts.audit import AuditAnchorsQuery, AuditChainQuery
 from intertie.contracts.base import Contract, Empty, decode
 from intertie.contracts.call_offerings import OfferingsQuery
-from intertie.contracts.calls import AttainmentQuery, CallsQuery
+from intertie.contracts.calls import AttainmentQuery, CallsQuery, DecideCall, DecideCallBody
 from intertie.contracts.drill import CallOffDrill, ConsentDrill, DrillQuery, DrillSignature, DrillsQuery, PlanDrill, SignDrill
 from intertie.contracts.endpoints import Endpoint
 from intertie.contracts.http import (
@@ -293,6 +293,11 @@ def _calls(p: Parts) -> CallsQuery:
     )
 
 
+def _decide_call(p: Parts) -> DecideCall:
+    body = p.parse(DecideCallBody)
+    return DecideCall(call=CallId(p.path["call"]), **{name: getattr(body, name) for name in DecideCallBody.__struct_fields__})
+
+
 CHAIN_QUERY = ("after_epoch", "after_number", "limit")
 
 
@@ -460,6 +465,14 @@ ROUTES: tuple[Route, ...] = (
         _calls,
         "Calls of offerings, newest first, each with its formula",
         query=("tenant", "site", "offering", "day", "call", "state", "limit", "after"),
+    ),
+    Route(
+        "POST",
+        "/v1/calls/{call}/decision",
+        e.DECIDE_CALL,
+        _decide_call,
+        "A person decides how many tokens a call used, of which nobody counted them",
+        DecideCallBody,
     ),
     Route("GET", "/v1/ledger/check", e.LEDGER_CHECK, _empty, "The ledger's own proof"),
     Route("GET", "/v1/suspense", e.SUSPENSE, _suspense, "Usage that waits, and for what", query=("site", "limit")),

@@ -16,7 +16,7 @@ from intertie.contracts.link import Sealed
 from intertie.contracts.usage import MeterSpec
 from intertie.ids import CallId, OfferingName, SiteName, SpecId, TenantName
 from intertie.metering.core import ledger
-from intertie.metering.core.calls import CallEvidence, CallReckoning, SiteWord
+from intertie.metering.core.calls import CallEvidence, CallReckoning, Decided, SiteWord
 from intertie.metering.core.evidence import Money, SiteKeys
 from intertie.metering.memory import MemoryMetering
 from intertie.metering.pg import Q
@@ -67,6 +67,10 @@ class CallStore(Protocol):
         """Bring news to calls, ask what follows, write it; how many were new here. Nothing if the mark was there before."""
         ...
 
+    async def decide(self, key: Key, decided: Decided, ask: Ask) -> bool:
+        """Keep a person's word, with its audit row, and ask anew; False if there is no such call. The first word stands."""
+        ...
+
     async def open_calls(self, after: Key, limit: int) -> list[Key]:
         """Those that are not settled, by site and call."""
         ...
@@ -99,7 +103,11 @@ class PgCalls:
             await tx.all(Q.calls_turn, sites, calls)
             rows = {(row["site"], row["call"]): row for row in await tx.all(Q.calls_lock, sites, calls)}
             balances, last = _balances(await tx.all(Q.call_balances, sites, calls))
-            found = {key: news[key](_evidence(key, rows.get(key), balances.get(key, {}), last.get(key, 0))) for key in keys}
+            decided = {(row["site"], row["call"]): _decided(row) for row in await tx.all(Q.call_decisions, sites, calls)}
+            found = {}
+            for key in keys:
+                before = _evidence(key, rows.get(key), balances.get(key, {}), last.get(key, 0))
+                found[key] = news[key](replace(before, decided=decided.get(key)))
             tenants = sorted({one.tenant for one in found.values()})
             specs = [decode(row["record"], MeterSpec) for row in await tx.all(Q.specs_for, tenants)]
             known = await _keys(tx, sorted(set(sites)))
@@ -107,6 +115,15 @@ class PgCalls:
                 mine = [spec for spec in specs if spec.consumer in (evidence.tenant, "*")]
                 await _write(tx, ask(replace(evidence, specs=mine, keys=known.get(key[0], SiteKeys()))))
         return len(keys) - len(rows)
+
+    async def decide(self, key: Key, decided: Decided, ask: Ask) -> bool:
+        async with self._db.transaction() as tx:
+            tokens = (decided.input_tokens, decided.output_tokens)
+            if not await tx.run(Q.call_decide, *key, *tokens, decided.who, decided.why, decided.at):
+                return bool(await tx.all(Q.calls_lock, [key[0]], [key[1]]))
+            await tx.audit(actor=decided.who, action="call.decide", target=f"{key[0]}/{key[1]}", reason=decided.why)
+        await self.reckon({key: lambda before: before}, ask)
+        return True
 
     async def open_calls(self, after: Key, limit: int) -> list[Key]:
         async with self._db.transaction(read_only=True) as tx:
@@ -164,6 +181,10 @@ def _evidence(key: Key, row: Record | None, balances: Mapping[Money, Decimal], l
         priced_by=(SpecId(row["priced_spec"]), row["priced_revision"]) if row["priced_spec"] is not None else None,
         last_entry=last,
     )
+
+
+def _decided(row: Record) -> Decided:
+    return Decided(row["input_tokens"], row["output_tokens"], row["who"], row["why"], row["at"])
 
 
 async def _keys(tx: Tx, sites: Sequence[SiteName]) -> dict[SiteName, SiteKeys]:
@@ -249,6 +270,16 @@ class MemoryCalls:
             for leg in legs if of == key else ():
                 sums[(leg.account, leg.currency)] = ledger.add([sums.get((leg.account, leg.currency), Decimal(0)), leg.amount])
         return {money: amount for money, amount in sums.items() if amount}
+
+    async def decide(self, key: Key, decided: Decided, ask: Ask) -> bool:
+        if key not in self.kept:
+            return False
+        if self.kept[key].evidence.decided is not None:
+            return True
+        async with self._metering.transaction() as tx:
+            await tx.audit(actor=decided.who, action="call.decide", target=f"{key[0]}/{key[1]}", reason=decided.why)
+        await self.reckon({key: lambda before: replace(before, decided=decided)}, ask)
+        return True
 
     async def open_calls(self, after: Key, limit: int) -> list[Key]:
         return sorted(key for key, one in self.kept.items() if one.book.state != "settled" and key > after)[:limit]

@@ -23,11 +23,12 @@ from intertie.contracts.calls import (
     CallsReply,
     CallsSeen,
     CallsTaken,
+    DecideCall,
 )
 from intertie.contracts.endpoints import Endpoint
 from intertie.contracts.link import CallClosed
 from intertie.contracts.usage import LedgerCheck, Statement
-from intertie.errors import Denied
+from intertie.errors import Denied, NotFound, Refused
 from intertie.ids import CallId, SiteName, TenantName
 from intertie.lane.tables import LaneEntry
 from intertie.metering.call_store import CallStore, Key, News, SummedCalls
@@ -57,7 +58,12 @@ class Calls:
         self._swept = FIRST
 
     def handlers(self) -> Mapping[Endpoint[Any, Any], Serve]:
-        return {endpoints.CALLS: self.listed, endpoints.CALL_ATTAINMENT: self.attainment, endpoints.CALLS_SEEN: self.seen}
+        return {
+            endpoints.CALLS: self.listed,
+            endpoints.CALL_ATTAINMENT: self.attainment,
+            endpoints.CALLS_SEEN: self.seen,
+            endpoints.DECIDE_CALL: self.decide,
+        }
 
     def _ask(self, evidence: core.CallEvidence) -> core.CallReckoning:
         return core.settle(evidence, self._verify, self._gateway_key, self._clock.now())
@@ -81,6 +87,24 @@ class Calls:
             raise Denied("rights.denied", "only the gateway sees calls")
         now = self._clock.now()
         return CallsTaken(new=await self._store.reckon({(one.site, one.call): _saw(one, now) for one in ask.calls}, self._ask))
+
+    async def decide(self, ask: DecideCall, caller: Caller) -> CallBook:
+        """A named person says how many tokens a call is taken to have used; priced at once, and marked as estimated."""
+        rights.require(caller.claims, "call.decide")
+        who = f"{caller.claims.name} ({caller.claims.sub})"
+        decided = core.Decided(ask.input_tokens, ask.output_tokens, who, ask.reason, self._clock.now())
+        query = CallsQuery(site=ask.site, call=ask.call, limit=1)
+        [*before] = await self._store.find(query)
+        if not before:
+            raise NotFound(
+                "metering.no_call", f"there is no call {ask.call[:80]} of {ask.site[:63]}", next_step="intertie calls --state suspense"
+            )
+        if before[0].reason != "tokens_unknown":
+            raise Refused(
+                "metering.not_decidable", f"{ask.call} is {before[0].state} {before[0].reason}: its tokens are not what it waits for"
+            )
+        await self._store.decide((ask.site, ask.call), decided, self._ask)
+        return (await self._store.find(query))[0]
 
     async def reconsider(self) -> None:
         """The slow loop: ask again about what is not settled; the next part of it each time."""

@@ -253,3 +253,10 @@ SELECT DISTINCT site FROM native_day WHERE day BETWEEN $1 AND $2 ORDER BY site
 -- name: attempts_of_site
 SELECT attempt FROM attempt
 WHERE site = $1 AND since < $3 AND (until IS NULL OR until >= $2) AND attempt > $4 ORDER BY attempt LIMIT $5
+
+-- name: call_decisions
+SELECT d.* FROM call_decision AS d JOIN unnest($1::text[], $2::text[]) AS k (site, call) USING (site, call)
+
+-- name: call_decide
+INSERT INTO call_decision (site, call, input_tokens, output_tokens, who, why, at)
+SELECT $1, $2, $3, $4, $5, $6, $7 WHERE EXISTS (SELECT 1 FROM call WHERE site = $1 AND call = $2) ON CONFLICT DO NOTHING

@@ -44,6 +44,17 @@ class SiteWord:
 
 
 @dataclass(frozen=True, slots=True)
+class Decided:
+    """A named person's word on tokens that nobody counted."""
+
+    input_tokens: int
+    output_tokens: int
+    who: str
+    why: str
+    at: datetime
+
+
+@dataclass(frozen=True, slots=True)
 class CallEvidence:
     """All that is known of one call."""
 
@@ -57,6 +68,7 @@ class CallEvidence:
     keys: SiteKeys = SiteKeys()
     priced_by: tuple[SpecId, int] | None = None
     last_entry: int = 0
+    decided: Decided | None = None
 
     @property
     def tenant(self) -> TenantName:
@@ -240,6 +252,11 @@ def _priced(evidence: CallEvidence, grant: CallGrant | None, spec: MeterSpec | N
         return _held(book, "suspense", "no_price")
     use = CallUse(word.record.end_us, word.record.input_tokens, word.record.output_tokens, word.record.events)
     rated = rate_call(use, price, spec.currency)
+    if rated.amount is None and (decided := evidence.decided) is not None:
+        given = use.input_tokens if use.input_tokens is not None else decided.input_tokens
+        made = use.output_tokens if use.output_tokens is not None else decided.output_tokens
+        rated = replace(rate_call(CallUse(use.us, given, made), price, spec.currency), estimated=True)
+        book = _with(book, decided=f"{decided.who}: {decided.why}")
     if rated.amount is None:
         return _held(book, "suspense", f"{rated.unknown}_unknown")
     return _settled(book, spec, payer, rated, text)
