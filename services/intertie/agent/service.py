@@ -418,6 +418,7 @@ class Agent:
             paused=self.site.pause.told(),
             disk=await self._disk(),
             absence=await self.alone.report(),
+            requests=sum(one.accepted_at is None for one in self.site.requests.pending.values()),
         )
 
     async def _disk(self) -> DiskState:

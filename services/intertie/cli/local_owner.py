@@ -161,6 +161,8 @@ def show_status(told: LocalStatus) -> None:
         _show_pause(told.paused)
     if told.disk is not None and not told.disk.accepting:
         line(say_local("disk_closed", text=told.disk.text, code=told.disk.code))
+    if told.requests:
+        line(say_local("requests", count=told.requests))
     _show_machine(told)
     _show_lanes(told.waits)
     if told.disk is not None:

@@ -44,6 +44,10 @@ TEXTS: Mapping[str, tuple[str, str]] = {
         "what runs goes on, your own people submit as always: intertie local submit",
         "运行中的任务继续运行,本站点用户照常提交:intertie local submit",
     ),
+    "requests": (
+        "{count} job requests wait for your answer: intertie local requests list",
+        "{count} 个作业请求待答复:intertie local requests list",
+    ),
     "lent": ("lent: {count}", "已让出:{count}"),
     "lent_row": ("  {attempt}  {where}  {word}{since}{by}", "  {attempt}  {where}  {word}{since}{by}"),
     "since": (" since {at}", ",自 {at}"),
