@@ -187,6 +187,22 @@ async def test_what_waits_for_its_turn_is_only_hurried_into_the_queue(short_fold
     await cluster.close()
 
 
+async def test_leased_work_that_waited_beyond_its_lease_does_not_start_beside_its_replacement(short_folder: Path) -> None:
+    """LINK D6: the link is cut while it waits in the site's queue, the hub runs it elsewhere, and hours later its turn comes."""
+    cluster = a_cluster()
+    async with a_site(short_folder, adapter=over(short_folder, cluster)) as world:
+        cluster.hold(True)
+        body = offer(script="echo beside\n", lease_s=2)
+        await world.run(body)
+        await submitted(cluster, 1)
+        await asyncio.sleep(2.5)
+        cluster.hold(False)
+        given_up = await world.first(NotStarted, LIMIT_S)
+        assert (given_up.code, "lease" in given_up.text) == ("start_too_late", True)
+        assert (await world.site.adapter.log(body.attempt, 0, 100)).data == b""
+    await cluster.close()
+
+
 async def test_what_the_scheduler_lost_before_it_began_is_given_up_and_what_it_forgot_while_running_is_not(short_folder: Path) -> None:
     """BR-010, BR-012: absence ends nothing that runs; its own record of the end does, when the books have none."""
     cluster = a_cluster()

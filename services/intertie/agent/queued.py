@@ -31,6 +31,8 @@ NATIVE_WORDS = 3
 """The link version from which a keeper understands what a site's own scheduler says."""
 # Names and reasons as entries carry them.
 WORD, REASON = 256, 1_000
+# A full disk may hold up a word for ever; an agent that is told to go does not wait for that.
+REST_S = 5.0
 # Between two entries that tell of nothing but another reason for waiting.
 REASON_S = 300.0
 # Nodes that are named; a larger gang's are in the site's own books.
@@ -93,12 +95,16 @@ class Waiting:
             self._task = asyncio.create_task(self._listen(), name=f"words-{self.id}")
 
     async def rest(self) -> None:
-        """No more is told; what is being written is."""
-        if self._task is not None:
-            async with self.writing:
-                self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-            self._task = None
+        """No more is told; what is being written is, unless the disk holds it up."""
+        task, self._task = self._task, None
+        if task is None:
+            return
+        try:
+            async with asyncio.timeout(REST_S), self.writing:
+                task.cancel()
+        except TimeoutError:
+            task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
     async def _listen(self) -> None:
         heard = self._said
