@@ -28,5 +28,7 @@ def http_options(way: Way, url: str) -> dict[str, Any]:
     proxy = way.through(url)
     if proxy is None:
         return {}
-    login = {"Proxy-Authorization": proxy.authorization} if proxy.authorization else {}
+    # Where there is no tunnel, aiohttp takes the proxy's login from this header and gives it the right name in the request itself.
+    name = "Proxy-Authorization" if url.startswith("https:") else "Authorization"
+    login = {name: proxy.authorization} if proxy.authorization else {}
     return {"proxy": proxy.url, "proxy_headers": login}
