@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from datetime import timedelta
+from typing import Any
 
 import msgspec
 import pytest
@@ -130,7 +131,7 @@ async def test_the_accounting_of_another_site_is_set_aside(edge: Edge) -> None:
 
 
 @pytest.mark.parametrize("odd", [{"day": "2026-19-39"}, {"part": 2}, {"parts": 10_001}, {"cluster": "c\x00"}])
-async def test_what_is_no_part_of_a_day_is_set_aside(edge: Edge, odd: dict[str, object]) -> None:
+async def test_what_is_no_part_of_a_day_is_set_aside(edge: Edge, odd: dict[str, Any]) -> None:
     with pytest.raises(Refused) as refused:
         await edge.say(told(edge, native(), **odd))
     assert refused.value.code == "metering.accounting"

@@ -33,7 +33,7 @@ DEATHS = ("crash", "doom_before", "doom_after")
 
 def starts_on_the_offer() -> Any:
     """The agent starts what it was offered, without waiting for the go: an offer that the hub took back has a process."""
-    claim = Site._claim
+    claim = Site.claim
 
     async def eager(self: Site, offer: Offer, attempt: SiteAttempt) -> None:
         await claim(self, offer, attempt)
@@ -48,7 +48,7 @@ def starts_on_the_offer() -> Any:
         )
         await self._go(go, 1 << 40, attempt.offer_sent_boot_s)
 
-    return swapped(Site, "_claim", eager)
+    return swapped(Site, "claim", eager)
 
 
 def places_a_claimed_attempt_again_on_silence() -> Any:
