@@ -7,7 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
+import os
 import shutil
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
@@ -81,6 +85,13 @@ async def border() -> AsyncIterator[Border]:
             await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
 
 
+def check(folder: Path, certificate: Path) -> subprocess.CompletedProcess[str]:
+    """The owner's pre-flight, from behind the border."""
+    command = [sys.executable, "-m", "intertie.agent", "check", "--json", "--data", str(folder)]
+    env = {"PATH": os.environ["PATH"], "SSL_CERT_FILE": str(certificate)}
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=90, check=False)
+
+
 async def test_a_job_runs_behind_a_border_with_one_door() -> None:
     async with border() as made:
         stack, proxy = made.stack, made.proxy
@@ -92,6 +103,12 @@ async def test_a_job_runs_behind_a_border_with_one_door() -> None:
         assert record.state is JobState.SUCCEEDED
         reached = {target.rpartition(":")[2] for target, status in proxy.asked if status == 200}
         assert reached == {str(front.port) for front in made.fronts}, "bus and gateway, and nothing else"
+
+        checked = await stack.do(partial(check, stack.sites["site-a"].folder, made.authority.certificate))
+        lines = {one["what"]: one for one in json.loads(checked.stdout)["lines"]}
+        assert checked.returncode == 0 and PASSWORD not in checked.stdout + checked.stderr, checked.stdout
+        assert [lines[what]["level"] for what in ("proxy", "gateway", "bus", "clock")] == ["ok"] * 4
+        assert f"127.0.0.1:{proxy.port}" in lines["bus"]["text"]
 
         await proxy.stop()
         await stack.until(lambda: not stack.site_record("site-a").hears_us or not stack.fresh("site-a"), what="the hub misses the site")

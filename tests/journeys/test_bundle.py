@@ -195,6 +195,16 @@ def test_a_python_for_another_architecture_that_is_not_to_be_had_is_said(tmp_pat
     assert done.returncode == 1 and "--python" in done.stderr and not (tmp_path / "b").exists()
 
 
+def test_the_registry_that_is_named_is_the_one_that_is_asked(tmp_path: Path) -> None:
+    """A mirror by pip's own variable: here one where nobody is."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("PIP_", "UV_"))}
+    env |= {"PIP_INDEX_URL": "http://127.0.0.1:9/simple", "PIP_RETRIES": "0", "PIP_CONFIG_FILE": os.devnull}
+    command = [sys.executable, "-m", "ops.lib.bundle", "--no-python", "--out", str(tmp_path / "b")]
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 1 and "no bundle was made" in done.stderr and "No matching distribution" in done.stderr
+    assert not (tmp_path / "b").exists()
+
+
 # --- the owner's way ---
 
 
