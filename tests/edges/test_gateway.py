@@ -91,6 +91,12 @@ def record(**changes: Any) -> JobRecord:
         ran_us=6_418_000,
         result=ResultRef(digest=RESULT_DIGEST, size=len(RESULT), files=1),
         log_tail="the loss is 0.01",
+        native_id="4711",
+        native_state="COMPLETED",
+        native_reason="None",
+        native_at=NOW,
+        nodes=["gpu-03"],
+        suspended_us=2_000_000,
         version=3,
     )
     base: dict[str, Any] = {
@@ -426,8 +432,11 @@ async def test_the_page_speaks_the_readers_language(world: World) -> None:
         text = await page.text()
     assert "第 1 次运行" in text
     assert "已结束" in text
+    assert "站点调度器: 本地作业 4711 COMPLETED(截至" in text and "节点 gpu-03" in text and "其中挂起 2 秒" in text
     async with world.session.get(url + "&lang=en") as page:
-        assert "Attempt 1" in await page.text()
+        text = await page.text()
+    assert "Attempt 1" in text
+    assert "the site&#39;s scheduler: 4711 COMPLETED, as of" in text and "(None)" not in text
 
 
 async def test_a_link_shows_its_own_job_only(world: World) -> None:
