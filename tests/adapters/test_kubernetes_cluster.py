@@ -371,5 +371,6 @@ async def test_what_ended_and_was_cleaned_up_while_the_agent_was_away_is_unknown
         assert (await again.status([seen.tag])).jobs[seen.tag].end == seen.end
         told = {row.tag: row for row in await again.accounting(CLOCK.now() - timedelta(hours=1), CLOCK.now() + timedelta(hours=1))}
         assert told[seen.tag].elapsed_us is not None and told[one.id].elapsed_us is None
+        assert {row.devices for row in told.values()} == {1}
     finally:
         await again.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import timedelta
 
 import msgspec
 import pytest
@@ -170,3 +171,21 @@ async def test_the_pre_flight_says_what_is_well_and_what_mends_the_rest(rig: Rig
 async def test_the_pre_flight_of_a_site_without_cluster_is_silent(rig: Rig) -> None:
     place = Place(folder=Folder(rig.world.folder))
     assert (await report(place, CHECKS)).lines == []
+
+
+async def test_what_a_lost_record_held_is_read_from_its_job(rig: Rig) -> None:
+    """Cards are in the Job itself: books without our note of the submit still have them."""
+    work = rig.work("sleep 60\n", gpus=2)
+    await rig.cluster.submit(work)
+    await rig.until(work.attempt, runs)
+    rig.cluster.records.runs.clear()
+    await rig.until(work.attempt, runs)
+    (row,) = await rig.cluster.accounting(CLOCK.now() - timedelta(hours=1), CLOCK.now() + timedelta(hours=1))
+    assert (row.devices, row.model, row.user) == (2, "nvidia.com/gpu", "fed-acme")
+
+
+async def test_looking_costs_a_small_question_per_namespace(rig: Rig) -> None:
+    await rig.cluster.status([])
+    before = rig.cluster.questions
+    await rig.cluster.status([])
+    assert rig.cluster.questions - before == len(rig.rules.namespaces)

@@ -54,6 +54,8 @@ class Api:
         self._opening = asyncio.Lock()
         self._heard: tuple[datetime, float] | None = None
         """The API server's wall clock at its last answer, and our monotonic one then (seconds)."""
+        self.questions = 0
+        """Requests so far, watches included."""
 
     async def close(self) -> None:
         if self._client is not None:
@@ -121,6 +123,7 @@ class Api:
     ) -> aiohttp.ClientResponse:
         for last in (False, True):
             client = await self._connected()
+            self.questions += 1
             try:
                 response = await client.call_api(
                     path,

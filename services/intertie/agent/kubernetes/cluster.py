@@ -28,7 +28,7 @@ from intertie.agent.adapters.port import (
 from intertie.agent.kubernetes import api as paths
 from intertie.agent.kubernetes.api import Api
 from intertie.agent.kubernetes.core.manifest import LABEL_ATTEMPT, LABEL_QUEUE, ended_by, job_manifest, name_of
-from intertie.agent.kubernetes.core.nodes import described, fits, our_devices
+from intertie.agent.kubernetes.core.nodes import described, fits, job_devices, our_devices
 from intertie.agent.kubernetes.core.seen import Job, Pod, instant, parsed
 from intertie.agent.kubernetes.core.settings import NOT_FOR_JOBS, KubernetesRules, checked
 from intertie.agent.kubernetes.core.words import is_ours, launch_trouble, of_pod, read
@@ -73,6 +73,11 @@ class KubernetesCluster:
     @property
     def name(self) -> str:
         return self.rules.cluster
+
+    @property
+    def questions(self) -> int:
+        """Requests to the API server so far: what looking costs it."""
+        return self.api.questions
 
     def may_run_as(self, account: str) -> str:
         if account in self.rules.namespaces:
@@ -183,7 +188,7 @@ class KubernetesCluster:
             if _known(job) and job.end != before.job.end:
                 LOG.warning("an ended run is told otherwise now, which changes nothing", job=job.native_id, state=job.state)
             return before
-        devices, model = (before.devices, before.model) if before is not None else (None, "")
+        devices, model = (before.devices, before.model) if before is not None else job_devices(found.job, self.rules)
         job = _with_what_was_seen(job, before)
         run = Run(
             job=job,
@@ -314,7 +319,8 @@ class KubernetesCluster:
         for name, place in self.sight.places.items():
             ours = {uid for uid, job in {**place.jobs.kept.objects, **place.jobs.kept.gone}.items() if is_ours(job)}
             for pod in place.pods.kept.objects.values():
-                if not {owner.uid for owner in pod.metadata.owner_references or ()} & ours:
+                by_tag = pod.metadata.tags.get(LABEL_ATTEMPT) in self.records.runs
+                if not by_tag and not {owner.uid for owner in pod.metadata.owner_references or ()} & ours:
                     told += _foreign(self.name, name, pod, start, end)
         return told
 

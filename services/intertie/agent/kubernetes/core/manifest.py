@@ -93,8 +93,6 @@ def _pod(
             "runAsNonRoot": True,
             "runAsUser": namespace.uid,
             "runAsGroup": namespace.gid,
-            "fsGroup": namespace.gid,
-            "fsGroupChangePolicy": "OnRootMismatch",
             "seccompProfile": {"type": "RuntimeDefault"},
         },
         "containers": [

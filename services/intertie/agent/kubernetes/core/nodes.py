@@ -11,7 +11,7 @@ from intertie.agent.adapters.port import Described, NativeJob, NativeNode, Nativ
 from intertie.agent.core.model import Attempt
 from intertie.agent.kubernetes.core.manifest import LABEL_ATTEMPT, device_resource, resources
 from intertie.agent.kubernetes.core.quantity import quantity, whole
-from intertie.agent.kubernetes.core.seen import Node, Pod
+from intertie.agent.kubernetes.core.seen import Job, Node, Pod
 from intertie.agent.kubernetes.core.settings import KubernetesRules
 from intertie.contracts.site import NativeLoad
 from intertie.errors import Refused
@@ -122,6 +122,19 @@ def our_devices(attempt: Attempt, rules: KubernetesRules) -> tuple[int, str]:
     """How many devices or slots a run holds, and which resource they are."""
     asked = attempt.spec.resources
     return asked.count, device_resource(attempt.model or asked.gpu_model or "", rules) if asked.gpus else ""
+
+
+def job_devices(job: Job, rules: KubernetesRules) -> tuple[int | None, str]:
+    """The same of a Job whose submit nobody here remembers; None: it does not say."""
+    found: tuple[int | None, str] = (None, "")
+    for container in job.spec.template.spec.containers:
+        limits = (container.resources.limits if container.resources else None) or {}
+        for name, amount in limits.items():
+            if "/" in name:
+                return _count(amount, "", []) or None, name
+        if "cpu" in limits and (per_slot := quantity(rules.cpu)) > 0:
+            found = int(_amount(limits["cpu"], "", []) / per_slot) or None, ""
+    return found
 
 
 def _has(node: Node, name: str, amount: str) -> bool:
