@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
 from datetime import UTC, datetime
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,7 @@ import pytest
 from intertie.agent import procs
 from intertie.agent.config import Folder, write_whole
 from intertie.agent.install import MARK, install, unit_of
-from intertie.agent.uninstall import Receipt, require_idle, running_work, told, uninstall
+from intertie.agent.uninstall import OURS, Receipt, require_idle, running_work, told, uninstall
 from intertie.errors import Refused
 from intertie.ids import SiteName
 
@@ -108,6 +110,16 @@ def test_all_of_ours_goes_and_what_is_the_owner_s_stays_and_is_said(folder: Fold
     assert str(unit_of(folder, user=True).path) in receipt.removed and str(folder.root / "keys") in receipt.removed
     text = told(receipt)
     assert "it was site site-a" in text and "notes.txt" in text and "nothing of it runs on" in text
+
+
+def test_every_name_that_an_agent_gives_in_its_folder_is_one_that_goes() -> None:
+    """By its code: `root / "name"`, and the paths of `Folder`. A room that adds a name adds it to `OURS`, or this fails."""
+    named = set()
+    for file in (Path(__file__).parents[2] / "services/intertie/agent").rglob("*.py"):
+        named |= set(re.findall(r'\b(?:root|data) / "([^"]+)"', file.read_text(encoding="utf-8")))
+    assert named >= {"keys", "jobs", "journal.db", "agent.lock"}
+    left = {name for name in named if not any(fnmatch(name, pattern) for pattern in OURS)}
+    assert not left
 
 
 def test_a_folder_that_is_no_prefix_is_not_touched(folder: Folder, tmp_path: Path) -> None:

@@ -27,6 +27,8 @@ from intertie.ids import SiteName
 # What an agent makes in its folder; all else there is the owner's and stays. The lock last: it is held until then.
 OURS = (
     *("keys", "jobs", "packs", "journal.db*", "pools.json", "site.json", "site.toml", "agent.json", "upgrade.json", "agent.sock"),
+    # Of rooms for other kinds of site: a head's books and packs, a node's own, what a cluster or a queue is told by.
+    *("machines", "machines.db*", "reservations.json", "node.json", "kubernetes", "scratch"),
     *(".*.part", "agent.lock"),
 )
 
