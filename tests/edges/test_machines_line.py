@@ -185,6 +185,27 @@ async def test_a_head_that_lost_its_own_file_learns_from_its_nodes_what_they_run
     assert (end.certain, end.code, (shared / "count").read_text(encoding="ascii")) == (True, 7, "ran\n")  # noqa: ASYNC240
 
 
+async def test_a_head_whose_file_was_put_back_begins_a_new_epoch_and_its_nodes_hear_it(world: HeadWorld, short_folder: Path) -> None:
+    """The numbers that it would give are on the node's disk already: without a new epoch every offer would be taken for a repeat, for ever."""
+    await world.close()
+    before = (short_folder / "machines.db").read_bytes()  # noqa: ASYNC240
+    await world.open()
+    for _ in range(2):
+        one = work("exit 0\n")
+        await started(world, one)
+        await world.adapter.ended(one)
+    epoch = world.head.epoch
+    await world.close()
+    for file in short_folder.glob("machines.db-*"):  # noqa: ASYNC240
+        file.unlink()
+    (short_folder / "machines.db").write_bytes(before)  # noqa: ASYNC240
+    await world.open()
+    again = work("exit 5\n")
+    await started(world, again)
+    assert (await world.adapter.ended(again)).code == 5
+    assert world.head.epoch > epoch
+
+
 async def test_what_was_fenced_while_its_node_was_away_never_starts_there(world: HeadWorld, short_folder: Path) -> None:
     """BR-058, the other way round: what we call not started has no process, and gets none when its node returns."""
     shared = open_folder(short_folder)

@@ -123,11 +123,10 @@ class Head:
     async def open(self) -> None:
         for path in (self.folder, self.packs, self.results):
             await asyncio.to_thread(partial(path.mkdir, mode=0o700, exist_ok=True))
-        minutes = max(2, int((self.clock.now() - FIRST_DAY).total_seconds() // 60))
 
         def load(cursor: Cursor) -> tuple[int, int, list[NodeKept], list[Work]]:
             if get_meta(cursor, "epoch") is None:
-                put_meta(cursor, "epoch", str(minutes))
+                put_meta(cursor, "epoch", str(self._minutes()))
             nodes = [_node(row[0]) for row in cursor.execute("SELECT body FROM node ORDER BY name").fetchall()]
             works = [_work(row[0]) for row in cursor.execute("SELECT body FROM work ORDER BY attempt").fetchall()]
             return int(get_meta(cursor, "epoch") or 1), int(get_meta(cursor, "next") or 1), nodes, works
@@ -227,15 +226,29 @@ class Head:
     async def _heard(self, rows: Sequence[SiteRow]) -> None:
         for row in rows:
             self.rows[row.site] = row
-            for work in [one for one in self.works.values() if one.forgotten and one.node == row.site]:
-                mark = InstructionMark(row.instruction_epoch, row.instruction_mark)
-                if not work.settle_number or mark >= InstructionMark(self.epoch, work.settle_number):
-                    await self.drop(work.attempt.id)
+            if row.epoch_told > self.epoch:
+                await self._raise_epoch(row.site, row.epoch_told)
+
+    async def _raise_epoch(self, node: SiteName, known: int) -> None:
+        """A node has on disk what this file never gave: it was put back to an older one. Numbers begin again in a higher epoch."""
+        async with self.store.turn:
+            epoch = max(self.epoch, known, self._minutes()) + 1
+            await self.store.write(lambda cursor: put_meta(cursor, "epoch", str(epoch)))
+            LOG.error("this head's file was put back to an older one: a new epoch begins", node=node, before=self.epoch, epoch=epoch)
+            self.epoch = epoch
+
+    def _minutes(self) -> int:
+        return max(2, int((self.clock.now() - FIRST_DAY).total_seconds() // 60))
 
     async def _instructions(self, site: SiteName, mark: InstructionMark) -> Sequence[Instruction]:
         kept = self.nodes.get(site)
         if kept is None or kept.revoked_at is not None:
             return []
+        if mark.epoch == self.epoch and mark.number >= self._next:
+            await self._raise_epoch(site, mark.epoch)
+        for work in [one for one in self.works.values() if one.forgotten and one.node == site]:
+            if not work.settle_number or mark >= InstructionMark(self.epoch, work.settle_number):
+                await self.drop(work.attempt.id)
         works = (work for work in self.works.values() if work.node == site)
         found = [one for work in works if (one := placed.instruction(work, self.epoch, mark)) is not None]
         return sorted(found, key=lambda one: one.number)
