@@ -116,7 +116,7 @@ class ModelServer:
             if "break" in question and number == 2:
                 assert request.transport is not None
                 request.transport.abort()
-                raise ConnectionResetError
+                return response
         await event([{"index": 0, "delta": {}, "finish_reason": "stop"}])
         if (asked.get("stream_options") or {}).get("include_usage") and "no-usage" not in question:
             await event([], usage=usage)

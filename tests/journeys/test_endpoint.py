@@ -8,7 +8,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import statistics
+import subprocess
+import sys
 import time
 import urllib.request
 from collections.abc import AsyncIterator, Callable
@@ -291,6 +294,59 @@ async def test_metering_may_be_away_while_calls_are_made(world: EndpointWorld, c
         assert await plain(client, text) == "".join(reply_of(text, 2))
     books = await settled(world, lambda book: book.call not in known, 5)
     assert len(books) == 5 and all(book.state == "settled" and not book.differences for book in books)
+
+
+async def test_a_killed_gateway_forgets_no_call_that_it_opened(world: EndpointWorld, client: openai.AsyncOpenAI) -> None:
+    known = {book.call for book in world.calls()}
+    before = await counts(world)
+    with pytest.raises(Exception) as raised:  # noqa: B017  # whatever a client calls a connection that ends
+        stream = await client.chat.completions.create(model="tiny", messages=question("gate words=900 pause_ms=30"), stream=True)
+        killed = 0
+        async for _ in stream:
+            killed = killed or world.stack.kill("gateway")
+    assert not isinstance(raised.value, AssertionError)
+    [book] = await settled(world, lambda book: book.call not in known)
+    assert (book.outcome, book.code) == ("interrupted", "call.gateway_restarted")
+    deadline = time.monotonic() + 60
+    while (await counts(world))["aborted"] == before["aborted"]:
+        assert time.monotonic() < deadline, "the upstream works on for nobody"
+        await asyncio.sleep(0.2)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("offerings",), ("lab/tiny", "openai", "95 % within 5000 ms")),
+        (("offering", "show", "lab/tiny"), ("/v1/offerings/lab/tiny/v1", "answered")),
+        (("calls", "--offering", "lab/tiny", "--state", "settled"), ("call-", "completed", "settled")),
+        (("statement",), ("lab/tiny", "tokens in")),
+        (("statement", "--csv"), ("lab/tiny",)),
+        (("calls", "--offering", "lab/tiny", "--json"), ('"formula":"1 call',)),
+    ],
+)
+async def test_the_command_line_shows_offerings_and_unfolds_each_call(
+    world: EndpointWorld, words: tuple[str, ...], said: tuple[str, ...]
+) -> None:
+    env = {**os.environ, "INTERTIE_URL": world.stack.layout.public_url, "INTERTIE_TOKEN": world.token, "INTERTIE_LANG": "en"}
+
+    def run() -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "intertie.cli", *words], env=env, capture_output=True, text=True, check=False, timeout=60
+        )
+
+    done = await world.stack.do(run)
+    assert done.returncode == 0, done.stderr
+    assert all(part in done.stdout for part in said), done.stdout[:3_000]
+    if words == ("calls", "--offering", "lab/tiny", "--json"):
+        first = json.loads(done.stdout)["calls"][0]["call"]
+        shown = await world.stack.do(lambda: words_of(["calls", first], env))
+        assert first in shown and "ms (first byte" in shown
+
+
+def words_of(words: list[str], env: dict[str, str]) -> str:
+    return subprocess.run(
+        [sys.executable, "-m", "intertie.cli", *words], env=env, capture_output=True, text=True, check=True, timeout=60
+    ).stdout
 
 
 async def test_a_killed_agent_ends_the_call_once_and_both_words_say_interrupted(world: EndpointWorld, client: openai.AsyncOpenAI) -> None:
