@@ -188,6 +188,9 @@ def _show_machine(told: LocalStatus) -> None:
             states[device.state.value] = states.get(device.state.value, 0) + 1
         held = ", ".join(f"{count} {say_local(f'device.{state}')}" for state, count in sorted(states.items()))
         line(f"  {pool.pool}: {len(pool.devices)} ({held})")
+        for seen in [each for each in pool.devices if each.reason][:ROWS]:
+            until = say_local("device.until", at=local(seen.reserved_until)) if seen.reserved_until else ""
+            line(f"    {seen.device.id}: {seen.reason}{until}")
     if told.no_gpu:
         line(f"  {say_local('no_gpu', why=told.no_gpu)}")
     line(say_local("lent", count=told.lent_jobs))

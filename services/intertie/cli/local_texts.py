@@ -23,6 +23,7 @@ TEXTS: Mapping[str, tuple[str, str]] = {
     "device.foreign": ("busy with other work", "被其他进程占用"),
     "device.lost": ("lost", "掉卡"),
     "device.unknown": ("unknown", "状态不明"),
+    "device.until": (" until {at}", ",截至 {at}"),
     "no_gpu": ("no GPU: {why}", "没有 GPU:{why}"),
     "word.waiting": ("waiting", "等待中"),
     "word.preparing": ("preparing", "准备中"),

@@ -331,4 +331,6 @@ class Head:
         offset_s = row.clock_offset_s if row is not None and abs(row.clock_offset_s) > row.clock_error_s else 0.0
         utc_ns = (said.started - EPOCH) // timedelta(microseconds=1) * 1000 + int(offset_s * 1e9)
         ago_s = max(0.0, self.clock.now().timestamp() - utc_ns / 1e9)
-        return StartedRecord(utc_ns=utc_ns, boot_ns=int((self.clock.boot_s() - ago_s) * 1e9), native_id=f"{node}/{said.native_id}")
+        return StartedRecord(
+            utc_ns=utc_ns, boot_ns=int((self.clock.boot_s() - ago_s) * 1e9), native_id=f"{node}/{said.native_id}", nodes=[node]
+        )
