@@ -191,6 +191,7 @@ HELD: Mapping[str, tuple[str, ...]] = {
         "edges/test_machines_line.py::test_what_was_fenced_while_its_node_was_away_never_starts_there",
         "edges/test_machines_line.py::test_a_stop_of_a_node_that_is_away_ends_it_when_it_returns_and_not_before",
         "edges/test_machines_line.py::test_a_node_taken_out_for_good_closes_its_work_with_nobody_knowing_how_it_ended",
+        "edges/test_metering_native.py::test_books_that_differ_are_told_to_people_unasked_and_once_and_when_it_is_over",
     ),
     "060": (
         "core/test_scheduler_core.py::test_repeats_and_late_entries_change_nothing",

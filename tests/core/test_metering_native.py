@@ -145,6 +145,10 @@ def test_what_was_not_read_is_missed_by_nobody(read_days: Days) -> None:
     assert compare(ran(), [], read_days, now=NOW) == []
 
 
+def test_what_ran_on_when_it_was_read_and_has_ended_since_is_no_runaway() -> None:
+    assert compare(ran(), [native(end=None)], days(native(end=None), read_at=at(50)), now=NOW) == []
+
+
 def test_one_that_has_just_ended_is_no_runaway() -> None:
     assert compare(ran(), [native(end=None)], days(), now=at(130)) == []
 

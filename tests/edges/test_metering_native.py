@@ -100,6 +100,23 @@ async def test_a_mapped_account_that_is_used_beside_us_is_told_to_people_and_att
     assert (found.counts_agree, found.differences) == (True, [])
 
 
+async def test_books_that_differ_are_told_to_people_unasked_and_once_and_when_it_is_over(edge: Edge) -> None:
+    """BR-058: orphans both ways are found by comparing, not by somebody's luck."""
+    await finished(edge)
+
+    async def told_of() -> list[tuple[bool, str]]:
+        await edge.service.reconsider()
+        return [(one.report.recovered, one.report.text) for one in await faults(edge) if one.report.kind == "metering.reconciliation"]
+
+    await edge.say(told(edge, native(0, 50), native(number=9)))
+    (first,) = await told_of()
+    assert (first[0], "1 duration, 1 extra" in first[1], "intertie reconcile" in first[1]) == (False, True, True)
+    await edge.say(told(edge, native(0, 50), native(number=9), read_at=READ + timedelta(minutes=10)))
+    assert len(await told_of()) == 1
+    await edge.say(told(edge, native(), read_at=READ + timedelta(minutes=20)))
+    assert [recovered for recovered, _ in await told_of()] == [False, True]
+
+
 async def test_a_reading_that_came_later_replaces_the_one_before_and_the_same_one_twice_is_one(edge: Edge) -> None:
     await finished(edge)
     early = told(edge, native(0, 50), read_at=READ - timedelta(hours=5))

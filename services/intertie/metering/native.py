@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import UTC, date, datetime, timedelta
 from typing import Any
@@ -49,11 +50,30 @@ def bypassed(day: NativeDay) -> ReportIncident:
     )
 
 
+def differing(found: SiteReconciliation) -> ReportIncident:
+    """What a person is told of books that differ; none do: it is over."""
+    kinds = Counter(one.kind.value for one in found.differences)
+    told = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
+    return ReportIncident(
+        key=f"metering.reconciliation/{found.site}",
+        kind="metering.reconciliation",
+        severity=Severity.WARNING,
+        title=f"Our books and those of site {found.site} differ" if kinds else f"Our books and those of site {found.site} agree",
+        text=f"{found.period}: {told}. intertie reconcile --site {found.site}" if kinds else f"{found.period}: no difference",
+        site=found.site,
+        recovered=not kinds,
+    )
+
+
 class NativeBooks:
     """One copy's part in reconciliation."""
 
     def __init__(self, store: MeteringStore, kept: NativeStore, lanes: Marks, trusted: Trust, clock: Clock) -> None:
         self._store, self._kept, self._lanes, self._trust, self._clock = store, kept, lanes, trusted, clock
+        self._fresh: set[SiteName] = set()
+        """Sites that told something since they were last compared."""
+        self._differed: dict[SiteName, int] = {}
+        """How many differences people were told of."""
 
     def handlers(self) -> Mapping[Endpoint[Any, Any], Serve]:
         return {endpoints.RECONCILIATION: self.reconciliation}
@@ -77,6 +97,20 @@ class NativeBooks:
             return True
 
         await self._kept.keep(entry.site, day, said.sealed, entry.received_at, mark)
+        self._fresh.add(entry.site)
+
+    async def reconsider(self) -> None:
+        """Compare what came since, unasked: a ghost or a runaway is a person's to know of before the month is over."""
+        now = self._clock.now()
+        period = period_of(now, DEFAULT_ZONE)
+        start, end = bounds(period, DEFAULT_ZONE)
+        for site in sorted(self._fresh):
+            self._fresh.discard(site)
+            found = await self._of_site(site, period, start, end, now)
+            count = len(found.differences) + found.more
+            if count != self._differed.get(site, 0):
+                self._differed[site] = count
+                await self._kept.report(differing(found))
 
     async def reconciliation(self, query: ReconciliationQuery, caller: Caller) -> ReconciliationReply:
         """Three books per attempt, for each site that has a book of its own."""

@@ -7,6 +7,7 @@ from datetime import date, datetime
 from typing import Protocol
 
 from intertie.contracts.accounting import NativeDay
+from intertie.contracts.incident import ReportIncident
 from intertie.contracts.link import Sealed
 from intertie.ids import AttemptId, SiteName
 from intertie.metering.memory import MemoryMetering
@@ -28,6 +29,10 @@ class NativeStore(Protocol):
 
     async def attempts(self, site: SiteName, start: datetime, end: datetime, after: str, limit: int) -> Sequence[AttemptId]:
         """Attempts at a site that may have run in [start, end), by id."""
+        ...
+
+    async def report(self, found: ReportIncident) -> None:
+        """Tell people."""
         ...
 
 
@@ -57,6 +62,10 @@ class PgNative:
     async def attempts(self, site: SiteName, start: datetime, end: datetime, after: str, limit: int) -> Sequence[AttemptId]:
         async with self._db.transaction(read_only=True) as tx:
             return [AttemptId(row["attempt"]) for row in await tx.all(Q.attempts_of_site, site, start, end, after, limit)]
+
+    async def report(self, found: ReportIncident) -> None:
+        async with self._db.transaction() as tx:
+            await tx.fault(found)
 
 
 class MemoryNative:
@@ -93,3 +102,7 @@ class MemoryNative:
             and attempt > after
         ]
         return sorted(found)[:limit]
+
+    async def report(self, found: ReportIncident) -> None:
+        async with self._metering.transaction() as tx:
+            await tx.fault(found)

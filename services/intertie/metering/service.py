@@ -199,6 +199,8 @@ class Metering:
         await self._words.prove_again()
         if self.calls is not None:
             await self.calls.reconsider()
+        if self.native is not None:
+            await self.native.reconsider()
         for _ in range(SWEEP_PAGES):
             page = await self._store.waiting(self._swept, PAGE)
             for attempt in page:

@@ -135,7 +135,7 @@ def compare(ours: Ours, theirs: Sequence[NativeRecord], days: Days, *, now: date
     if not began:
         return found + _missing(ours, days)
     found += [one for run in began for one in (_attribution(ours, run), _quantity(ours, run)) if one is not None]
-    found += _runaway(ours, began[-1], now)
+    found += _runaway(ours, began[-1], days, now)
     return found + _times(ours, began)
 
 
@@ -194,9 +194,10 @@ def _quantity(ours: Ours, run: NativeRecord) -> Difference | None:
     return _told(Differs.QUANTITY, ours, run, f"{len(ours.record.devices)} devices", f"{run.devices} devices")
 
 
-def _runaway(ours: Ours, last: NativeRecord, now: datetime) -> list[Difference]:
-    ended = ours.record.ended_at
-    if ended is None or last.ended is not None or now - ended < LATER:
+def _runaway(ours: Ours, last: NativeRecord, days: Days, now: datetime) -> list[Difference]:
+    """Only a reading from well after our end says that it went on."""
+    began, ended = ours.record.started_at, ours.record.ended_at
+    if ended is None or last.ended is not None or now - ended < LATER or not days.covers(began or ended, ended):
         return []
     return [_told(Differs.RUNAWAY, ours, last, f"ended {ended.isoformat(timespec='seconds')}", f"{last.state}, not ended")]
 
