@@ -325,8 +325,11 @@ async def test_a_killed_gateway_forgets_no_call_that_it_opened(world: EndpointWo
     ],
 )
 async def test_the_command_line_shows_offerings_and_unfolds_each_call(
-    world: EndpointWorld, words: tuple[str, ...], said: tuple[str, ...]
+    world: EndpointWorld, client: openai.AsyncOpenAI, words: tuple[str, ...], said: tuple[str, ...]
 ) -> None:
+    known = {book.call for book in world.calls()}
+    await plain(client, "shown words=2")
+    await settled(world, lambda book: book.call not in known)
     env = {**os.environ, "INTERTIE_URL": world.stack.layout.public_url, "INTERTIE_TOKEN": world.token, "INTERTIE_LANG": "en"}
 
     def run() -> subprocess.CompletedProcess[str]:
