@@ -262,3 +262,8 @@ def test_the_guide_names_every_setting_and_says_that_no_real_cluster_was_used(pa
     assert not {name for name in shown if f"`{name}`" not in text}
     assert "No real Kubernetes" in text or "没有真实的 Kubernetes" in text
     assert (DOCS / re.findall(r"\]\((\.\./kubernetes/site\.toml)\)", text)[0]).resolve().exists()
+
+
+def test_an_agent_of_a_cluster_needs_no_root_to_serve_more_than_one_tenant() -> None:
+    assert Rules().single_user(root=False) and not Rules().single_user(root=True)
+    assert not Rules(kubernetes=rules()).single_user(root=False)

@@ -121,7 +121,7 @@ async def join(folder: Folder, *, hub: str, token: str, profiles: list[PoolProfi
         token=token,
         site_key=site_key.public,
         signing_key=signing_key.public,
-        single_user=not accounts.is_root(),
+        single_user=folder.rules().single_user(root=accounts.is_root()),
         agent_version=VERSION,
         pools=profiles,
     )

@@ -10,7 +10,7 @@ from intertie.agent.core.probing import ProbeRules
 from intertie.agent.core.requests import JobOfferingRule
 from intertie.agent.endpoint.rules import EndpointRule
 from intertie.agent.kubernetes.core.settings import KubernetesRules
-from intertie.agent.slurm.core.rules import SlurmRules
+from intertie.agent.slurm.core.rules import Become, SlurmRules
 from intertie.agent.sources.settings import TelemetrySource
 
 
@@ -43,3 +43,11 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """`[machines]`: a pool of machines, whose head this agent is (ops/docs/machines.md)."""
     data: list[DataFolder] = []
     """`[[data]]`: folders of this site that tenants' jobs may read or write; enforced, not advised."""
+
+    def single_user(self, *, root: bool) -> bool:
+        """Whether all work here runs as the agent's own user. A cluster of the site's own changes accounts by its own means, without root."""
+        if self.kubernetes is not None:
+            return False
+        if self.slurm is not None:
+            return self.slurm.become is Become.SELF
+        return not root
