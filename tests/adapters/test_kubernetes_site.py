@@ -21,7 +21,8 @@ from intertie.agent.kubernetes.check import CHECKS
 from intertie.agent.kubernetes.cluster import KubernetesCluster
 from intertie.agent.kubernetes.core.owner import CLUSTER_VERBS, VERBS
 from intertie.agent.kubernetes.core.settings import KubernetesRules
-from intertie.errors import Unavailable
+from intertie.agent.kubernetes.folders import ClaimFiles
+from intertie.errors import Refused, Unavailable
 
 # --- Kueue -------------------------------------------------------------------------------------------------------------------------------
 
@@ -189,3 +190,10 @@ async def test_looking_costs_a_small_question_per_namespace(rig: Rig) -> None:
     before = rig.cluster.questions
     await rig.cluster.status([])
     assert rig.cluster.questions - before == len(rig.rules.namespaces)
+
+
+async def test_a_claim_that_is_not_mounted_here_is_refused_with_its_place(rig: Rig) -> None:
+    space = msgspec.structs.replace(rig.rules.namespaces["fed-acme"], local=str(rig.world.folder / "not-mounted"))
+    with pytest.raises(Refused) as refused:
+        ClaimFiles(msgspec.structs.replace(rig.rules, namespaces={"fed-acme": space}))
+    assert refused.value.code == "kubernetes.folder" and "not-mounted" in refused.value.text and refused.value.next_step

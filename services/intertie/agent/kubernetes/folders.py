@@ -74,7 +74,7 @@ class _Claim(LocalFiles):
             raise Refused(
                 "kubernetes.folder",
                 f"jobs run as uid {space.uid}, and this agent (uid {os.geteuid()}) cannot give them folders in {local}",
-                next_step="run the agent as that uid, or as root in a container of its own",
+                next_step="run the agent as that uid, or as root on a machine of its own",
             )
         self.uid, self.gid = space.uid, space.gid
         super().__init__(local, look_s=look_s)
