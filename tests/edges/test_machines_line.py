@@ -22,9 +22,10 @@ from intertie.agent.core.leases import deadline
 from intertie.agent.core.model import Attempt, LocalWork, Moment, StartedRecord
 from intertie.agent.core.placed import removed
 from intertie.agent.machines.service import NodeFolder, join
-from intertie.agent.machines.wire import dial, make_certificate, make_token
+from intertie.agent.machines.wire import Frame, dial, make_certificate, make_token
 from intertie.clock import kernel_boot
 from intertie.contracts.job import WorkRef
+from intertie.contracts.telemetry import NodeSample, encode_sample
 from intertie.errors import IntertieError, Refused, Unavailable
 from intertie.ids import Digest, SiteName
 from intertie.pack import pack_folder
@@ -358,3 +359,27 @@ async def test_the_owner_s_own_work_runs_on_a_node_as_its_person_and_never_as_ro
         await world.adapter.prepare(refused_one, None)
         begun = await world.adapter.start(refused_one)
         assert isinstance(begun, Exit) and "root" in begun.refused_text
+
+
+async def test_a_node_names_nothing_of_another_s_and_noise_at_the_port_harms_nobody(world: HeadWorld) -> None:
+    node, _ = world.nodes["n1"]
+    await world.add_node("n2")
+    for subject in ("intertie.v1.up.n2.scheduler.sync", "intertie.v1.down.n2.ask", "up.n2.scheduler.sync"):
+        with pytest.raises(Unavailable):
+            await node.bus.request(subject, b"{}", timeout_s=2)
+    before = world.head.live[SiteName("n2")].sample
+    await node.bus.publish("tel.gpu.n2", encode_sample(NodeSample(node="n2", sampled=CLOCK.now(), sequence=10**6, devices=[])))
+    line = await dial(f"127.0.0.1:{world.port}", world.gate.fingerprint)
+    await line.receive()
+    await line.send(Frame("node", 0, "", b'{"node":"n2","signature":"AAAA","slots":9}'))
+    said = await line.receive()
+    assert (said.kind, said.subject) == ("refused", "machines.not_a_node")
+    await line.closed()
+    _, writer = await asyncio.open_connection("127.0.0.1", world.port)
+    writer.write(b"GET / HTTP/1.1\r\n\r\n" * 50)
+    writer.close()
+    one = work("exit 4\n")
+    await started(world, one)
+    assert (await world.adapter.ended(one)).code == 4
+    assert before is not None and world.head.live[SiteName("n2")].sample is not None
+    assert world.head.live[SiteName("n2")].sample.sequence < 10**6  # type: ignore[union-attr]  # asserted above
