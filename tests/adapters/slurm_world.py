@@ -165,17 +165,16 @@ class Slurm:
         return subprocess.run(["scontrol", "ping"], env=self.env, capture_output=True, timeout=20, check=False).returncode == 0
 
     def restart_without_state(self, first_id: int) -> None:
-        """slurmctld with its state lost; it gives out ids from here."""
+        """slurmctld with its state lost; it gives out ids from here. (`slurmctld -c` would go on counting.)"""
         conf = self.conf.read_text(encoding="ascii")
         self.ctld.end()
-        # slurmctld counts up before it gives one out.
-        _write(self.conf, f"{conf}FirstJobId={first_id - 1}\n")
-        plain, self.ctld.argv = self.ctld.argv, (*self.ctld.argv, "-c")
+        shutil.rmtree(self.folder / "state")
+        (self.folder / "state").mkdir()
+        _write(self.conf, f"{conf}FirstJobId={first_id}\n")
         try:
             self.ctld.start()
             until(self.idle, f"the nodes of {self.name} are idle")
         finally:
-            self.ctld.argv = plain
             _write(self.conf, conf)
 
     def clear(self) -> None:

@@ -20,7 +20,10 @@ from tests.fakes.agents import attempt
 
 from intertie.agent.adapters.files import Content, LocalFiles, Owned
 from intertie.agent.adapters.port import Accounted, NativeJob, NativeOutcome, NativePhase, NativeWork
+from intertie.agent.adapters.port import Queued as Waits
+from intertie.agent.adapters.queue import QueueAdapter
 from intertie.agent.adapters.stub import Start, start_sh
+from intertie.agent.core.attempts import Exit
 from intertie.agent.core.model import Attempt
 from intertie.agent.core.rights import SLOTS
 from intertie.agent.slurm.cluster import SlurmCluster
@@ -378,6 +381,24 @@ async def test_br_072_a_time_limit_that_the_owner_changed_is_told(bench: Bench) 
     assert "time limit 5 min instead of 10 min" in changed.warning
 
 
+async def test_br_018_two_clusters_of_one_slurm_have_a_job_each_of_one_number(bench: Bench, slurms: dict[str, Slurm]) -> None:
+    """Named with every command: what is asked of one is not answered by the other."""
+    rules = msgspec.structs.replace(bench.rules, cluster="sea")
+    other = SlurmCluster(Commands(bench.shell, rules, CLOCK), rules, bench.files, CLOCK)
+    work = await bench.prepare("sleep 60\n")
+    try:
+        job = await other.submit(work)
+        assert job.cluster == "sea"
+        assert job.native_id in slurms["sea"].run("squeue", "-h", "-o", "%A").split()
+        assert work.attempt.id not in (await bench.cluster.status([work.attempt.id])).jobs
+        assert (await other.status([work.attempt.id])).jobs[work.attempt.id].cluster == "sea"
+        await other.cancel(work.attempt.id, 0)
+        asked = [argv for argv in bench.shell.ran if argv[0] in ("sbatch", "scancel")]
+        assert asked and all("--clusters=sea" in argv for argv in asked)
+    finally:
+        await asyncio.to_thread(slurms["sea"].clear)
+
+
 async def test_one_look_serves_all_jobs(bench: Bench) -> None:
     tags = [(await bench.submit("sleep 60\n"))[0].id for _ in range(5)]
     before = bench.cluster.questions
@@ -397,3 +418,24 @@ async def test_a_controller_that_is_away_is_no_answer_and_no_submit(bench: Bench
             await bench.cluster.submit(work)
     finally:
         bench.slurm.ctld.start()
+
+
+async def test_a_waiting_job_that_slurmctld_lost_is_given_up_and_never_runs(bench: Bench) -> None:
+    """LAB 1.4: a slurmctld that dies within seconds of a submit forgets it, and gives its id to another."""
+    adapter = QueueAdapter(bench.folder / "notes", bench.cluster, bench.files, CLOCK, every_s=0.5, lag_s=3.0)
+    bench.slurm.run("scontrol", "update", "PartitionName=train", "State=DOWN")
+    work = attempt("echo ran\n", account=GUEST)
+    await adapter.prepare(work, None)
+    first = await adapter.enqueue(work)
+    assert isinstance(first, Waits)
+    starting = asyncio.create_task(adapter.start(work))
+    await asyncio.to_thread(bench.slurm.restart_without_state, int(first.native_id))
+    bench.slurm.run("scontrol", "update", "PartitionName=train", "State=UP")
+    other, second = await bench.submit("exit 0\n")
+    await bench.until(other.id, NativePhase.ENDED)
+    async with asyncio.timeout(LIMIT_S):
+        over = await starting
+    assert isinstance(over, Exit) and over.refused_errno is not None
+    assert second.native_id == first.native_id, "its id is another job's now"
+    # The attempt is fenced: whatever Slurm did with it later, its code would not begin.
+    assert await adapter.fence(work.id)

@@ -206,8 +206,8 @@ class SlurmCluster:
                 self._hint(known[tag], runs)
             elif held:
                 found[tag] = self._by_memory(held[-1], codes)
-            elif job is not None:
-                # The books still say that it lives, and the queue does not show it: they lag, in either direction.
+            elif job is not None and job.phase is not NativePhase.QUEUED:
+                # The books say that it lives, and the queue does not show it: they lag, or slurmctld lost it. What only ever waited is absent.
                 trouble = trouble or f"the queue does not show job {job.native_id}, and the accounting has no end of it"
         return found, trouble
 
