@@ -119,9 +119,12 @@ async def test_a_withdrawn_offering_is_kept_and_shown_only_when_asked_for(world:
 
 async def test_what_cannot_be_offerings_is_a_fault_and_what_stood_stands(world: World) -> None:
     await world.calls.told(LAB, said(told()), mark)
+    before = (await world.events()).count(FaultReported.TYPE)
     await world.calls.told(LAB, said(told(), told()), mark)
     assert await world.ids(caller(Role.OPERATOR)) == ["lab/chat"]
-    assert (await world.events()).count(FaultReported.TYPE) == 1
+    assert (await world.events()).count(FaultReported.TYPE) == before + 1
+    await world.calls.told(LAB, said(told(title="better")), mark)
+    assert (await world.events()).count(FaultReported.TYPE) == before + 2, "and it is said to be over"
 
 
 async def test_after_a_restore_no_version_is_below_the_new_epochs_first(world: World) -> None:

@@ -91,6 +91,8 @@ class CallOfferings:
                     await rows.add_revision(record, said.at)
                     await rows.tx.audit(actor=f"site/{site}", action="offering.declare", target=record.id, reason=f"rev {record.revision}")
                 await rows.tx.emit(CallOfferingChanged(version=record.version, record=record))
+            if any(known.get(record.offering.name) is None or record.revision > known[record.offering.name].revision for record in changed):
+                await rows.tx.fault(_stands(site))
 
 
 def visible(record: OfferingRecord, seen: Scope) -> bool:
@@ -108,6 +110,18 @@ def _refused(site: SiteName, refusal: Refused) -> ReportIncident:
         title=f"Call offerings of site {site} were not taken",
         text=refusal.text,
         site=site,
+    )
+
+
+def _stands(site: SiteName) -> ReportIncident:
+    return ReportIncident(
+        key=f"registry.offering/{site}",
+        kind="registry.offering",
+        severity=Severity.WARNING,
+        title=f"Call offerings of site {site} are taken",
+        text="A later declaration was accepted.",
+        site=site,
+        recovered=True,
     )
 
 
