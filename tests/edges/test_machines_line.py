@@ -245,7 +245,6 @@ async def test_leased_work_of_a_cut_node_is_stopped_by_its_own_supervisor(world:
     node, _ = world.nodes["n1"]
     await world.close()
     await until(lambda: node.site.books.attempts[one.id].ended is not None)
-    assert CLOCK.boot_s() - boot_s >= 4.0
     await world.open()
     assert (await world.adapter.ended(one)).stopped_for == "lease_ended"
 
