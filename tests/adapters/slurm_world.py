@@ -24,8 +24,6 @@ from pathlib import Path
 
 import pytest
 
-from intertie.embedded.process import free_port
-
 DAEMONS = (
     "munged",
     "slurmctld",
@@ -62,6 +60,15 @@ def until(true: object, what: str, limit_s: float = LIMIT_S) -> None:
     while not true():
         assert time.monotonic() < deadline, f"not within {limit_s:.0f} s: {what}"
         time.sleep(0.05)
+
+
+def free_port() -> int:
+    """A port below those that outgoing connections take: Slurm makes many, and one must not sit where a daemon comes back."""
+    while True:
+        port = secrets.choice(range(20_000, 32_000))
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) != 0:
+                return port
 
 
 @dataclass
