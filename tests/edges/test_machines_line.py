@@ -240,7 +240,7 @@ async def test_leased_work_of_a_cut_node_is_stopped_by_its_own_supervisor(world:
     one = work("#!/bin/sh\nsleep 600\n", wall_s=900, lease_s=60)
     await world.adapter.prepare(one, None)
     boot_s = CLOCK.boot_s()
-    await world.adapter.renew(one.id, deadline(4.0, boot_s, Moment(CLOCK.now(), boot_s, kernel_boot())))
+    await world.adapter.renew(one.id, deadline(10.0, boot_s, Moment(CLOCK.now(), boot_s, kernel_boot())))
     assert isinstance(await world.adapter.start(one), StartedRecord)
     node, _ = world.nodes["n1"]
     await world.close()

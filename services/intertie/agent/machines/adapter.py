@@ -45,7 +45,7 @@ ASK_S = 5.0
 # Between looks whether a node that was forgotten has joined again.
 ADOPT_S = 2.0
 # Long enough for a result of some MB to follow its end; a larger one is delivered when it is here.
-RESULT_S = 10.0
+RESULT_S = 20.0
 
 
 class MachinesAdapter:
