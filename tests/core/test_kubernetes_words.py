@@ -231,6 +231,9 @@ def leaving(one: Pod) -> Pod:
     return msgspec.structs.replace(one, metadata=msgspec.structs.replace(one.metadata, deletion_timestamp=T2))
 
 
+T3 = "2026-12-01T09:00:05Z"
+LATE_ZERO = pod("Succeeded", ended(0, finished=T3))
+AT_T2 = [{"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler", "lastTransitionTime": T2}]
 PREEMPTED = pod("Failed", ended(143), conditions=disrupted("PreemptionByScheduler"))
 
 
@@ -271,6 +274,25 @@ JOBS: list[tuple[str, Job, list[Pod], bool, NativePhase, NativeOutcome | None]] 
     ("deleted by somebody of the site", job(), [leaving(pod("Failed", ended(143)))], True, P.ENDED, Out.CANCELLED),
     ("deleted by somebody, and nobody saw the pod's end", job(), [leaving(pod("Running", RUNS))], True, P.ENDED, Out.CANCELLED),
     ("deleted by somebody when it had succeeded", job(), [leaving(pod("Succeeded", ended(0, "Completed")))], True, P.ENDED, Out.EXITED),
+    (
+        "deleted by somebody, and it answered with 0",
+        job(),
+        [leaving(pod("Succeeded", ended(0, finished=T3)))],
+        True,
+        P.ENDED,
+        Out.CANCELLED,
+    ),
+    ("taken back by its queue, and it answered with 0", job(suspend=True), [leaving(LATE_ZERO)], False, P.ENDED, Out.PREEMPTED),
+    ("cancelled by us, and it answered with 0", job(ended_by="cancelled"), [leaving(LATE_ZERO)], True, P.ENDED, Out.CANCELLED),
+    (
+        "preempted, and it answered with 0",
+        job(),
+        [pod("Succeeded", ended(0, finished=T3), conditions=AT_T2)],
+        False,
+        P.ENDED,
+        Out.PREEMPTED,
+    ),
+    ("it had succeeded before it was preempted", job(), [pod("Succeeded", ended(0), conditions=AT_T2)], False, P.ENDED, Out.EXITED),
     ("taken back by its queue", job(suspend=True), [leaving(pod("Failed", ended(143)))], False, P.ENDED, Out.PREEMPTED),
     ("preempted by a pod that matters more", job(), [leaving(PREEMPTED)], False, P.ENDED, Out.PREEMPTED),
     ("cancelled by us", job(ended_by="cancelled"), [pod("Failed", ended(143))], True, P.ENDED, Out.CANCELLED),

@@ -6,13 +6,13 @@ import asyncio
 import copy
 import json
 from collections.abc import Awaitable, Callable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 
 from aiohttp import web
 from tests.adapters.kubernetes_world import admission
 from tests.adapters.kubernetes_world.access import Access, Asked
-from tests.adapters.kubernetes_world.kinds import ALL, BY_PATH, JOBS, NAMESPACES, PODS, VERBS, Failure, Kind, Obj, now, validate
+from tests.adapters.kubernetes_world.kinds import ALL, BY_PATH, JOBS, NAMESPACES, PODS, VERBS, Failure, Kind, Obj, now, stamp, validate
 from tests.adapters.kubernetes_world.store import Store
 
 Logs = Callable[[Obj, "web.Request"], Awaitable[web.StreamResponse]]
@@ -221,7 +221,7 @@ class Api:
             return obj
 
         def leave(pod: Obj) -> None:
-            pod["metadata"].setdefault("deletionTimestamp", now())
+            pod["metadata"].setdefault("deletionTimestamp", stamp(datetime.now(UTC) + timedelta(seconds=grace)))
             pod["metadata"]["deletionGracePeriodSeconds"] = grace
 
         return self.store.change(PODS, obj, leave)

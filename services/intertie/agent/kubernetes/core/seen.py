@@ -34,6 +34,8 @@ class Meta(_Seen, frozen=True):
     resource_version: str = ""
     creation_timestamp: str | None = None
     deletion_timestamp: str | None = None
+    """When its grace is over, not when it was asked to go."""
+    deletion_grace_period_seconds: int | None = None
     labels: dict[str, str] | None = None
     annotations: dict[str, str] | None = None
     owner_references: list[Owner] | None = None

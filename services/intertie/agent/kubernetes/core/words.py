@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 from intertie.agent.adapters.port import NativeEnd, NativeJob, NativeOutcome, NativePhase
 from intertie.agent.kubernetes.core.manifest import ANNOTATION_ENDED_BY, LABEL_ATTEMPT, LABEL_GENERATION, MAIN
@@ -123,7 +123,7 @@ def read(cluster: str, job: Job, pods: Sequence[Pod], events: Iterable[Event] = 
     tags = job.metadata.tags
     ordered = sorted(pods, key=lambda pod: instant(pod.metadata.creation_timestamp) or LONG_AGO)
     pod = _telling(ordered)
-    told = _asked_for(job, _taken_away(job, pod, _of_job(job, pod, list(events), deleted)))
+    told = _asked_for(job, pod, _taken_away(job, pod, _of_job(job, pod, list(events), deleted)))
     if not told.end and job.spec.suspend and pod is not None and told.started is None:
         told = replace(told, phase=P.QUEUED)
     generation = tags.get(LABEL_GENERATION, "")
@@ -162,9 +162,32 @@ def _ours_why(job: Job) -> str:
     return (job.metadata.annotations or {}).get(ANNOTATION_ENDED_BY, "").partition(": ")[0]
 
 
+def _asked_to_go(job: Job | None, pod: Pod) -> datetime | None:
+    """When somebody first asked this pod to end, as far as it is told."""
+    told: list[datetime] = []
+    if job is not None and (at := instant(job.metadata.deletion_timestamp)) is not None:
+        told.append(at)
+    if (over := instant(pod.metadata.deletion_timestamp)) is not None:
+        grace_s = min(max(pod.metadata.deletion_grace_period_seconds or 0, 0), 31_536_000)
+        told.append(over - timedelta(seconds=grace_s) if over.year > 2 else over)
+    disrupted = _condition(pod.status.conditions, "DisruptionTarget")
+    if disrupted is not None and (at := instant(disrupted.last_transition_time)) is not None:
+        told.append(at)
+    return min(told, default=None)
+
+
+def _by_itself(job: Job | None, pod: Pod | None, told: Reading) -> bool:
+    """Code 0, and before anybody asked for its end: many programs answer SIGTERM with 0. Within the same second it is taken for an answer: what was
+    not finished must not pass for a success."""
+    if told.end is None or told.end.code != 0:
+        return False
+    asked = _asked_to_go(job, pod) if pod is not None else None
+    return asked is None or (told.ended is not None and told.ended < asked)
+
+
 def _taken_away(job: Job, pod: Pod | None, told: Reading) -> Reading:
     """A pod that was being deleted when it ended did not end by itself: somebody of the site did it, or its queue took its place back."""
-    if _ours_why(job) in ENDED_BY or pod is None or told.end is None or told.end.code == 0:
+    if _ours_why(job) in ENDED_BY or pod is None or told.end is None or _by_itself(job, pod, told):
         return told
     if not (pod.metadata.deletion_timestamp or job.metadata.deletion_timestamp):
         return told
@@ -175,13 +198,13 @@ def _taken_away(job: Job, pod: Pod | None, told: Reading) -> Reading:
     return replace(told, end=replace(told.end, outcome=Out.CANCELLED, text="it was deleted while it ran, and not by us"))
 
 
-def _asked_for(job: Job, told: Reading) -> Reading:
+def _asked_for(job: Job, pod: Pod | None, told: Reading) -> Reading:
     """What we did ourselves explains an end that would otherwise be a mere signal or a mere absence."""
     text = (job.metadata.annotations or {}).get(ANNOTATION_ENDED_BY, "").partition(": ")[2]
     outcome = ENDED_BY.get(_ours_why(job))
     if outcome is None or told.end is None or told.end.outcome in (Out.OUT_OF_MEMORY, Out.WALL_LIMIT, Out.NODE_FAILED):
         return told
-    if told.end.outcome is Out.EXITED and told.end.code == 0:
+    if told.end.outcome is Out.EXITED and _by_itself(job, pod, told):
         return told  # It had ended well before we came.
     if outcome is Out.CANCELLED and told.started is None:
         outcome = Out.NEVER_STARTED
@@ -330,10 +353,21 @@ def _ended(pod: Pod, container: ContainerState, phase: str) -> Reading:
             if code == 0
             else NativeEnd(Out.UNKNOWN, code=_code(code), text="succeeded without an exit code 0")
         )
-        return Reading(P.ENDED, "Succeeded", reason, end, "" if code == 0 else "a pod succeeded without exit code 0", started, finished)
+        told = Reading(P.ENDED, "Succeeded", reason, end, "" if code == 0 else "a pod succeeded without exit code 0", started, finished)
+        return told if _by_itself(None, pod, told) else _disrupted(pod, told)
     end, warning = _failure(pod, over, reason, started)
     word = reason or (over.reason if over is not None else "") or ""
     return Reading(P.ENDED, f"Failed/{word}" if word else "Failed", pod.status.message or word, end, warning, started, finished)
+
+
+def _disrupted(pod: Pod, told: Reading) -> Reading:
+    """It answered the site's wish that it go with code 0."""
+    disrupted = _condition(pod.status.conditions, "DisruptionTarget")
+    if disrupted is None or told.end is None:
+        return told
+    outcome = DISRUPTION.get(disrupted.reason or "", Out.UNKNOWN)
+    text = f"{disrupted.reason}: {disrupted.message or ''}".rstrip(": ")
+    return replace(told, end=replace(told.end, outcome=outcome, text=text))
 
 
 def _failure(pod: Pod, over: Terminated | None, reason: str, started: datetime | None) -> tuple[NativeEnd, str]:
