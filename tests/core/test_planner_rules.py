@@ -11,7 +11,18 @@ import pytest
 
 from intertie.contracts.identity import MappingRecord
 from intertie.contracts.job import QuotaRecord, Resources, WaitReason
-from intertie.contracts.site import AccessMode, DeviceKind, DeviceState, Freshness, JobOffering, Lendable, Phase, PoolProfile, TaskType
+from intertie.contracts.site import (
+    RIGHT,
+    AccessMode,
+    DeviceKind,
+    DeviceState,
+    Freshness,
+    JobOffering,
+    Lendable,
+    Phase,
+    PoolProfile,
+    TaskType,
+)
 from intertie.contracts.usage import MeterSpec, Price
 from intertie.ids import AttemptId, DeviceId, JobId, PoolName, SiteName, SpecId, TenantName
 from intertie.planner import (
@@ -25,6 +36,7 @@ from intertie.planner import (
     Reserved,
     Snapshot,
     canonical,
+    nearest,
     never_fits,
     objections,
     plan,
@@ -55,6 +67,10 @@ def gpus(
     count: int, state: DeviceState = DeviceState.FREE, *, live: bool = True, node: str = "n1", first: int = 0
 ) -> tuple[DeviceView, ...]:
     return tuple(DeviceView(DeviceId(f"GPU-{first + i}"), DeviceKind.GPU, state, live, node) for i in range(count))
+
+
+def lent(count: int, state: DeviceState = DeviceState.FREE, *, first: int = 0) -> tuple[DeviceView, ...]:
+    return tuple(replace(device, id=DeviceId(f"{RIGHT}gpu-{first + n}")) for n, device in enumerate(gpus(count, state)))
 
 
 def pool(**changes: object) -> PoolView:
@@ -264,6 +280,8 @@ ROWS: list[tuple[str, WaitReason, Callable[[], Snapshot], str, str]] = [
         "2",
         "1",
     ),
+    # A site with a queue of its own lends rights to queue: what its own users have is load, and no fault
+    ("own_users", WaitReason.DEVICES_BUSY, lambda: snapshot(pools=(pool(devices=lent(1) + lent(7, FOREIGN, first=1)),)), "2", "1"),
     ("no_free_device", WaitReason.DEVICES_BUSY, lambda: snapshot(pools=(pool(devices=gpus(8, OURS)),)), "2", "0"),
     ("no_free_device", WaitReason.DEVICES_BUSY, lambda: snapshot(holdings=(held(7),)), "2", "1"),
     # FEATURES 51: a pool of machines has eight free, four on each
@@ -452,6 +470,37 @@ def test_a_withdrawn_device_stays_counted_while_it_is_held() -> None:
     gone = replace(held(2), devices=(DeviceId("GPU-gone-1"), DeviceId("GPU-gone-2")))
     given = snapshot(job(count=2), holdings=(gone,), pools=(pool(profile=profile(lendable=Lendable(devices=3))),))
     assert [v.rejections[0].rule for v in plan(given, NOW).report.waiting] == ["lendable_share"]
+
+
+def test_a_decision_is_silent_about_pools_that_its_user_did_not_name() -> None:
+    asked = snapshot(
+        job(site=SITE), pools=(pool(), pool(site=SiteName("site-b")), pool(pool=PoolName("h20"), profile=profile(accelerator="none")))
+    )
+    (decision,) = plan(asked, NOW).decisions
+    assert decision.why.startswith(
+        "the only pool that fits now of what the job names; one node, 6 devices left free; 1 pool rejected: site-a/h20: "
+    )
+
+
+def asks(count: int = 2, **changes: object) -> QueuedJob:
+    return job(resources=Resources(gpus=count, gpu_model="A100"), **changes)  # type: ignore[arg-type]  # as above
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        (asks(9), "nearest is site-a/gpu: the pool has 8 in all, and a job is never split over pools (needs 9, has 8)"),
+        (asks(site="nowhere"), "the job names site nowhere, and no such place has joined"),
+        (asks(pool="h20"), "the job names pool h20, and no such place has joined"),
+    ],
+)
+def test_what_never_fits_is_refused_for_one_reason(asked: QueuedJob, said: str) -> None:
+    pools = (
+        pool(),
+        pool(pool=PoolName("cpu"), profile=profile(accelerator="none")),
+        pool(site=SiteName("site-b"), profile=profile(accelerator="H20")),
+    )
+    assert nearest(never_fits(asked, pools)) == said
 
 
 def test_a_decision_says_which_pools_were_passed_over_and_by_which_rule() -> None:

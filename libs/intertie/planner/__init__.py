@@ -25,7 +25,7 @@ from intertie.planner.model import (
 )
 from intertie.planner.place import canonical, plan
 from intertie.planner.prices import cost_ceiling, spec_in_force
-from intertie.planner.suit import Suitability, never_fits, suitability
+from intertie.planner.suit import Suitability, nearest, never_fits, suitability
 
 __all__ = [
     "Avoided",
@@ -44,6 +44,7 @@ __all__ = [
     "Verdict",
     "canonical",
     "cost_ceiling",
+    "nearest",
     "never_fits",
     "objections",
     "plan",

@@ -14,7 +14,7 @@ from intertie.planner import requests
 from intertie.planner.fit import Fit, best_fit, choose
 from intertie.planner.model import Avoided, Decision, Plan, PoolView, QueuedJob, Report, Snapshot, Verdict
 from intertie.planner.room import Room
-from intertie.planner.rules import LASTING, PASSING, REASONS, reject
+from intertie.planner.rules import LASTING, PASSING, PIN, REASONS, reject
 
 # One round's decisions are one transaction and one lane answer per site: small enough for both, large enough that a burst drains in a second.
 BATCH = 256
@@ -148,8 +148,10 @@ def _asked(job: QueuedJob, pool: PoolView) -> str:
 def _why(pool: PoolView, fit: Fit, candidates: int, rejections: Sequence[Rejection]) -> str:
     unit = "device" if any(d.kind is DeviceKind.GPU for d in pool.devices) else "slot"
     where = "one node" if fit.nodes == 1 else f"{fit.nodes} nodes"
-    others = f"best of {candidates} pools that fit" if candidates > 1 else "the only pool that fits now"
-    passed_over = f"; {counted(len(rejections), 'pool')} rejected{_nearest(rejections)}" if rejections else ""
+    tried = [one for one in rejections if one.rule != PIN]
+    named = " of what the job names" if len(tried) < len(rejections) else ""
+    others = f"best of {candidates} pools that fit" if candidates > 1 else f"the only pool that fits now{named}"
+    passed_over = f"; {counted(len(tried), 'pool')} rejected{_nearest(tried)}" if tried else ""
     return f"{others}; {where}, {counted(fit.left_in_pool, unit)} left free{passed_over}"
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from intertie.contracts.job import Rejection, WaitReason
-from intertie.contracts.site import AccessMode, DeviceKind, Freshness, Phase
+from intertie.contracts.site import RIGHT, AccessMode, DeviceKind, DeviceState, Freshness, Phase
 from intertie.planner import requests
 from intertie.planner.model import DeviceView, PoolView, QueuedJob
 from intertie.planner.room import HEALTHY, Room
@@ -42,6 +42,10 @@ class Rule:
     reason: WaitReason
     judge: Judge
     lasting: bool = False
+
+
+PIN = "pin"
+"""The rule of pools that the job did not name: its user knows why."""
 
 
 def _site_pin(job: QueuedJob, pool: PoolView, _: Room) -> Finding | None:
@@ -343,8 +347,25 @@ def _unhealthy(job: QueuedJob, pool: PoolView, _: Room) -> Finding | None:
 
 
 def _is_well(device: DeviceView) -> bool:
-    """What its owner keeps for somebody is well, too."""
-    return device.live and (device.state in HEALTHY or device.reserved_until is not None)
+    """What its owner keeps for somebody is well, too, and so is what the people of a site with a queue of its own are using."""
+    return device.live and (device.state in HEALTHY or device.reserved_until is not None or _own_use(device))
+
+
+def _own_use(device: DeviceView) -> bool:
+    """A right to queue that is worth nothing now, since the site's own users have the cards. (A card itself in other hands is a fault.)"""
+    return device.live and device.state is DeviceState.FOREIGN and device.id.startswith(RIGHT)
+
+
+def _own_users(job: QueuedJob, pool: PoolView, room: Room) -> Finding | None:
+    """Enough would be free if the site's own users had none of it: ordinary load, and no fault."""
+    kind, wanted = job.resources.kind, job.resources.count
+    theirs = sum(1 for d in pool.devices if d.kind is kind and _own_use(d))
+    free = len(room.free(pool, kind))
+    if not theirs or free >= wanted or free + theirs < wanted:
+        return None
+    return Finding(
+        f"the site's own users have {theirs} of the {pool.profile.lendable.devices} that it lends", needed=str(wanted), found=str(free)
+    )
 
 
 def _reserved(job: QueuedJob, pool: PoolView, room: Room) -> Finding | None:
@@ -422,7 +443,7 @@ def _back_off(_: QueuedJob, pool: PoolView, room: Room) -> Finding | None:
 
 W = WaitReason
 RULES: Sequence[Rule] = (
-    Rule("pin", W.NO_SITE_FITS, _site_pin, lasting=True),
+    Rule(PIN, W.NO_SITE_FITS, _site_pin, lasting=True),
     Rule("access_mode", W.NO_SITE_FITS, _access_mode, lasting=True),
     Rule("closed", W.NO_SITE_FITS, _closed, lasting=True),
     Rule("task_type", W.NO_SITE_FITS, _task_type, lasting=True),
@@ -452,6 +473,7 @@ RULES: Sequence[Rule] = (
     Rule("lending_window", W.CORDONED, _window),
     Rule("devices_unhealthy", W.DEVICES_UNHEALTHY, _unhealthy),
     Rule("reserved", W.DEVICES_BUSY, _reserved),
+    Rule("own_users", W.DEVICES_BUSY, _own_users),
     Rule("no_free_device", W.DEVICES_BUSY, _free),
     Rule("one_node", W.DEVICES_BUSY, _one_node),
     Rule("lendable_share", W.DEVICES_BUSY, _lent_now),
@@ -462,7 +484,9 @@ RULES: Sequence[Rule] = (
 LASTING: Sequence[Rule] = tuple(rule for rule in RULES if rule.lasting)
 PASSING: Sequence[Rule] = tuple(rule for rule in RULES if not rule.lasting)
 """The ladder in its two halves; every lasting rule stands before every passing one."""
-OF_CARDS = frozenset({"lent_in_all", "lending_window", "devices_unhealthy", "reserved", "no_free_device", "one_node", "lendable_share"})
+OF_CARDS = frozenset(
+    {"lent_in_all", "lending_window", "devices_unhealthy", "reserved", "own_users", "no_free_device", "one_node", "lendable_share"}
+)
 """Rules that look at a pool's cards, which of a request is its owner's business."""
 REASONS = {rule.name: rule.reason for rule in RULES}
 

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from intertie.contracts.job import Rejection
 from intertie.planner.model import PoolView, QueuedJob, Snapshot
 from intertie.planner.room import Room
-from intertie.planner.rules import LASTING, reject
+from intertie.planner.rules import LASTING, PIN, reject
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _EMPTY = Snapshot(queue=(), pools=())
@@ -41,3 +41,12 @@ def never_fits(job: QueuedJob, pools: Sequence[PoolView]) -> list[Rejection]:
     """Why no pool can ever hold the job, one rejection per pool; empty if one can, or if no pool is known at all (then it waits)."""
     found = suitability(job, pools)
     return [] if found.fits else list(found.rejections)
+
+
+def nearest(rejections: Sequence[Rejection]) -> str:
+    """The one reason that is said first: of the pool which got furthest down the ladder; of a place that nobody has, that nobody has it."""
+    rungs = {rule.name: rung for rung, rule in enumerate(LASTING)}
+    near = max(rejections, key=lambda one: rungs[one.rule])
+    if near.rule == PIN:
+        return f"{near.text}, and no such place has joined"
+    return f"nearest is {near.site}/{near.pool}: {near.text} (needs {near.needed}, has {near.found})"

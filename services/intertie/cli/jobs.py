@@ -11,7 +11,19 @@ from pathlib import Path
 import click
 
 from intertie.cli.client import Client
-from intertie.cli.out import EXIT_FAILED, EXIT_TIMEOUT, ago, json_option, line, local, note, outcome_text, print_json, rejection_text, table
+from intertie.cli.out import (
+    EXIT_FAILED,
+    EXIT_TIMEOUT,
+    ago,
+    json_option,
+    line,
+    local,
+    note,
+    outcome_text,
+    print_json,
+    rejection_lines,
+    table,
+)
 from intertie.cli.session import connect
 from intertie.contracts.http import Link, ReasonBody
 from intertie.contracts.job import AttemptRecord, JobRecord, JobsReply, JobState, Story
@@ -21,8 +33,9 @@ from intertie.errors import IntertieError, NotFound, Refused, Unavailable
 from intertie.lifecycle import JOB_TERMINAL, word
 from intertie.pack import file_digest, unpack
 from intertie.rating.text import money_text
-from intertie.text import Lang, language, say
+from intertie.text import Lang, known, language, say
 from intertie.text.devices import use_lines
+from intertie.text.native import native_words
 
 # A site tells the last 2000 bytes of a log with the end of the attempt: what was printed is remembered as far back as that.
 TAIL_CHARACTERS = 2_000
@@ -104,12 +117,12 @@ def tell_job(record: JobRecord) -> None:
 
 
 def native_lines(attempt: AttemptRecord, lang: Lang) -> list[str]:
-    """What the site's own scheduler says, beside our state and with its age; nothing where a site has none."""
-    if not attempt.native_state or attempt.native_at is None:
-        return []
-    reason = f" ({attempt.native_reason})" if attempt.native_reason not in ("", "None") else ""
-    told = say("page.native", lang, job=attempt.native_id, words=f"{attempt.native_state}{reason}", at=local(attempt.native_at))
+    """What the site's own scheduler says, beside our state and with its age; of a site that has none only the machine, where it has several."""
     where = [say("page.nodes", lang, nodes=", ".join(attempt.nodes[:16]))] if attempt.nodes else []
+    if not attempt.native_state or attempt.native_at is None:
+        return where
+    words = native_words(attempt.native_state, attempt.native_reason)
+    told = say("page.native", lang, job=attempt.native_id, words=words, at=local(attempt.native_at))
     waited = [say("page.suspended", lang, seconds=f"{attempt.suspended_us / 1e6:.0f}")] if attempt.suspended_us else []
     return ["; ".join([told, *where, *waited])]
 
@@ -129,8 +142,10 @@ def tell_cost(client: Client, record: JobRecord) -> None:
 def attempt_text(attempt: AttemptRecord) -> str:
     """What became of an attempt."""
     if attempt.outcome is None:
-        return attempt.state
-    cause = f", {say(f'cause.{attempt.cause}', language())}" if attempt.cause else ""
+        waits_there = attempt.state == "staging" and attempt.site_queued_at is not None
+        key = f"attempt.{'site_queued' if waits_there else attempt.state}"
+        return say(key, language()) if known(key) else attempt.state
+    cause = f", {say(f'cause.{attempt.cause}', language())}" if attempt.cause and attempt.cause != attempt.outcome else ""
     code = f", {say('cli.exit', language())} {attempt.exit_code}" if attempt.exit_code is not None else ""
     return f"{outcome_text(attempt.outcome)}{cause}{code}, {attempt.ran_us / 1e6:.3f} s"
 
@@ -174,8 +189,8 @@ def explain(job: str, as_json: bool) -> None:
     # The planner's sentence is English and repeats the first row.
     sentence = f": {waiting.text}" if lang == "en" or not waiting.rejections else ""
     line(f"{say(f'wait.{waiting.reason}', lang)}{sentence}{position}")
-    for row in waiting.rejections:
-        line(f"  {row.site}/{row.pool}: {rejection_text(row.rule, row.text)} [{row.rule}]")
+    for words in rejection_lines([(f"{r.site}/{r.pool}", r.rule, r.text) for r in waiting.rejections], codes=True):
+        line(f"  {words}")
     if waiting.round:
         line(say("cli.round", lang, round=waiting.round, since=local(waiting.since)))
 

@@ -104,9 +104,11 @@ def fail(error: IntertieError) -> NoReturn:
     note(f"{'错误' if zh else 'error'}: {error.text} [{error.code}]")
     rejections = error.details.get("rejections")
     if isinstance(rejections, list):
-        for row in rejections:
-            if isinstance(row, dict):
-                note(f"  {row.get('site')}/{row.get('pool')}: {rejection_text(str(row.get('rule')), str(row.get('text')))}")
+        rows = [row for row in rejections if isinstance(row, dict)]
+        for words in rejection_lines(
+            [(f"{row.get('site')}/{row.get('pool')}", str(row.get("rule")), str(row.get("text"))) for row in rows]
+        ):
+            note(f"  {words}")
     # The hub is away, and nobody who could say more was reached.
     away = "intertie doctor; on a site's machine `intertie local` works without the hub" if isinstance(error, Unavailable) else ""
     if step := error.next_step or away:
@@ -118,6 +120,24 @@ def rejection_text(rule: str, text: str) -> str:
     """Why a pool was rejected: the planner's words; in Chinese the rule's name first, as the planner speaks English and has the numbers."""
     lang, key = language(), f"rule.{rule}"
     return f"{say(key, lang)}({text})" if lang == "zh" and known(key) else text
+
+
+PINNED = "pin"
+"""The rule of a pool that the job did not name: what is to be said of it is the same for all of them."""
+
+
+def rejection_lines(rows: Sequence[tuple[str, str, str]], *, codes: bool = False) -> list[str]:
+    """(`site/pool`, rule, text) as lines, with the rules' names if `codes`. The pools that the job did not name are one line, the last."""
+
+    def told(place: str, rule: str, text: str) -> str:
+        return f"{place}: {rejection_text(rule, text)}" + (f" [{rule}]" if codes else "")
+
+    others = [(place, text) for place, rule, text in rows if rule == PINNED]
+    said = [told(place, rule, text) for place, rule, text in rows if rule != PINNED]
+    if others:
+        place = others[0][0] if len(others) == 1 else say("cli.pools_elsewhere", language(), count=len(others))
+        said.append(told(place, PINNED, others[0][1]))
+    return said
 
 
 @contextmanager

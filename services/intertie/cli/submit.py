@@ -14,7 +14,7 @@ import msgspec
 from intertie.cli import lint, outbox
 from intertie.cli.client import Client
 from intertie.cli.config import load_login
-from intertie.cli.out import line, note, print_json, rejection_text
+from intertie.cli.out import line, note, print_json, rejection_lines
 from intertie.cli.session import connect
 from intertie.contracts.http import SubmitBody
 from intertie.contracts.job import JobSpec, OnSilence, SubmitReply, WorkRef
@@ -230,8 +230,8 @@ def tell_dry_run(script: str, reply: SubmitReply, found: Sequence[Finding], as_j
     else:
         for pool in reply.fits:
             line(say("cli.fits", language(), pool=pool))
-        for row in reply.rejections:
-            line(f"{row.site}/{row.pool}: {rejection_text(row.rule, row.text)}")
+        for words in rejection_lines([(f"{row.site}/{row.pool}", row.rule, row.text) for row in reply.rejections]):
+            line(words)
         if not reply.fits and not reply.rejections:
             line(say("wait.no_site", language()))
         lint.tell(script, found)

@@ -40,6 +40,7 @@ from intertie.observe import tracing
 from intertie.rating.text import clause_in, formula_text
 from intertie.text import Lang, accepted, say
 from intertie.text.devices import use_lines
+from intertie.text.native import native_words
 from intertie.trust import rights
 
 LINK_LIFE = timedelta(hours=12)
@@ -189,7 +190,12 @@ class Pages:
         lang = self._lang(request)
         other = request.rel_url.update_query(lang="en" if lang == "zh" else "zh") if request.method == "GET" else ""
         text = self._templates.get_template(template).render(
-            lang=lang, other_language=str(other), t=lambda key, **v: say(key, lang, **v), moment=partial(moment, zone=self._zone), **values
+            lang=lang,
+            other_language=str(other),
+            t=lambda key, **v: say(key, lang, **v),
+            moment=partial(moment, zone=self._zone),
+            native_words=native_words,
+            **values,
         )
         return web.Response(text=text, content_type="text/html", charset="utf-8", status=status, headers=SECURITY_HEADERS)
 

@@ -38,7 +38,7 @@ from intertie.contracts.link import AskLog, LogChunk
 from intertie.errors import Conflict, NotFound, Refused
 from intertie.ids import SiteName, new_job
 from intertie.observe import tracing
-from intertie.planner import PoolView, never_fits, spec_in_force, suitability
+from intertie.planner import PoolView, nearest, never_fits, spec_in_force, suitability
 from intertie.scheduler.asks import Asker
 from intertie.scheduler.core import life, silence, ways
 from intertie.scheduler.core.grants import granted
@@ -136,11 +136,9 @@ class Scheduler:
         rejections = never_fits(life.queued(job), self._pools())
         if not rejections:
             return
-        missing = "; ".join(f"{r.site}/{r.pool}: {r.text} (needs {r.needed}, has {r.found})" for r in rejections[:8])
-        more = f"; and {len(rejections) - 8} more pools" if len(rejections) > 8 else ""
         raise Refused(
             "scheduler.no_site_fits",
-            f"no pool that has joined can ever run this: {missing}{more}"[:3_900],
+            f"no pool that has joined can ever run this: {nearest(rejections)}"[:3_900],
             next_step="ask for what a pool has (`intertie site list`), or join a site that has it",
             details={"rejections": [_plain(r) for r in rejections[:64]]},
         )

@@ -43,10 +43,10 @@ from intertie.scheduler.core.rows import (
     Job,
     line,
     moved,
-    native_words,
     noted,
 )
 from intertie.scheduler.core.survivor import Chosen, choose, deliver, is_awaited, loser
+from intertie.text.native import native_words
 
 # More tries through faults of sites would hide that something is wrong with the job itself.
 MAX_FAILURES = 5

@@ -25,6 +25,7 @@ from intertie.contracts.job import (
 )
 from intertie.ids import AttemptId, Digest, JobId, JournalId, RoundId, SiteName, TenantName
 from intertie.lifecycle import JOB_HELD, JOB_TERMINAL, JobEvent, move
+from intertie.text.native import native_words
 
 
 class AttemptState(StrEnum):
@@ -318,11 +319,6 @@ def _asked(request: AttemptRecord) -> str:
         return f"accepted by the owner of {where}, not started yet"
     by = f"{request.answer_by:%Y-%m-%d %H:%M}Z" if request.answer_by else "no time that was promised"
     return f"asked of the owner of {where}; an answer was promised by {by}. Without one you may cancel it: nothing has run"
-
-
-def native_words(state: str, reason: str) -> str:
-    """As a scheduler's own tools print them side by side; a reason of `None` is none."""
-    return f"{state} ({reason})" if reason and reason != "None" else state
 
 
 def record_of(view: JobView, silent_since: datetime | None = None) -> JobRecord:
