@@ -16,7 +16,7 @@ from intertie.contracts.modes import DowntimeBody, ModeBody, PhaseBody, PoolHist
 from intertie.contracts.site import AccessMode, Downtime, DowntimeEffect, JobOffering, Phase, PoolRecord
 from intertie.errors import Refused
 from intertie.ids import TenantName
-from intertie.text import language
+from intertie.text import language, say
 
 TEXTS = {
     "outsider": (
@@ -68,6 +68,14 @@ def _say(key: str, **values: object) -> str:
     return (chinese if language() == "zh" else english).format(**values)
 
 
+def mode_word(mode: AccessMode) -> str:
+    return say(f"site.mode_{mode}", language())
+
+
+def phase_word(phase: Phase) -> str:
+    return say(f"site.phase_{phase}", language())
+
+
 def _answer(value: bool | None) -> str:
     return _say("not_asked") if value is None else _say("yes" if value else "no")
 
@@ -88,11 +96,11 @@ def decided_lines(pool: PoolRecord) -> list[str]:
     else:
         by = decision.decided_by + (f" ({_say('joining')})" if decision.at_joining else "")
         said = [
-            _say("decided", pool=name, mode=decision.mode, by=by, at=local(decision.decided_at)),
+            _say("decided", pool=name, mode=mode_word(decision.mode), by=by, at=local(decision.decided_at)),
             _say("answers", outsider=_answer(decision.outsider_decides), response=_answer(decision.response_time_held)),
         ]
         if pool.mode is None:
-            said.append(_say("differs", decided=decision.mode, declared=pool.profile.mode))
+            said.append(_say("differs", decided=mode_word(decision.mode), declared=mode_word(pool.profile.mode)))
     if pool.tenants and pool.phase in (Phase.PILOT, Phase.PARALLEL):
         said.append(_say("only", tenants=", ".join(pool.tenants)))
     said += [down_line(one) for one in pool.downtimes if one.end > now()]
@@ -178,7 +186,7 @@ def phase(name: str, next_phase: str, tenants: tuple[str, ...], any_tenant: bool
     if as_json:
         print_json(record)
         return
-    line(_say("moved", pool=name, phase=record.phase))
+    line(_say("moved", pool=name, phase=phase_word(record.phase)))
 
 
 @pool.command()
@@ -198,9 +206,11 @@ def told(row: PoolHistoryRow) -> tuple[str, str]:
     """What was decided, and why, as two cells."""
     if row.decision is not None:
         answers = _say("answers", outsider=_answer(row.decision.outsider_decides), response=_answer(row.decision.response_time_held))
-        return f"{row.decision.mode} ({answers})", row.decision.reason
+        return f"{mode_word(row.decision.mode)} ({answers})", row.decision.reason
     if row.move is not None:
-        return f"{row.move.before} → {row.move.after}" + (f" [{row.move.spec}]" if row.move.spec else ""), row.move.reason
+        return f"{phase_word(row.move.before)} → {phase_word(row.move.after)}" + (
+            f" [{row.move.spec}]" if row.move.spec else ""
+        ), row.move.reason
     assert row.downtime is not None
     return f"{row.downtime.id} {local(row.downtime.start)} – {local(row.downtime.end)}" + (
         f" ({_say('downtime_removed')})" if row.removed else ""

@@ -14,9 +14,10 @@ from intertie.cli.client import Client
 from intertie.cli.drill import drill_line
 from intertie.cli.leave import leave, receipt
 from intertie.cli.out import ago, json_option, line, local, note, print_json, reason_option, table
-from intertie.cli.pools import decided_lines
+from intertie.cli.pools import phase_word
 from intertie.cli.proofs import proof, proof_lines, proofs_of
 from intertie.cli.session import connect
+from intertie.cli.site_lines import head_lines, kind_text, pool_lines, what_text
 from intertie.contracts.http import CloseBody, CordonBody
 from intertie.contracts.identity import Invited, InviteSite, SiteKeyRecord
 from intertie.contracts.site import Freshness, PoolRecord, SiteKind, SiteRecord, SitesReply, TaskType
@@ -85,11 +86,11 @@ def list_sites(accelerator: str | None, task_type: str | None, as_json: bool) ->
     rows = [pool_row(pool, marks.get(pool.site, "")) for pool in reply.pools]
     pools_of = {pool.site for pool in reply.pools}
     rows += [
-        (s.site, "-", say(f"freshness.{s.freshness}", language()) + marks[s.site], "-", "-", ago(s.last_heard))
+        (s.site, "-", kind_text(s.kind), say(f"freshness.{s.freshness}", language()) + marks[s.site], "-", "-", ago(s.last_heard))
         for s in reply.sites
         if s.site not in pools_of
     ]
-    table(("SITE", "POOL", "FRESHNESS", "FREE", "PHASE", "HEARD"), rows, empty=say("cli.no_sites", language()))
+    table(("SITE", "POOL", "KIND", "FRESHNESS", "FREE", "PHASE", "HEARD"), rows, empty=say("cli.no_sites", language()))
 
 
 def all_sites(client: Client, query: Mapping[str, str | None]) -> SitesReply:
@@ -101,37 +102,27 @@ def all_sites(client: Client, query: Mapping[str, str | None]) -> SitesReply:
     return structs.replace(whole, next="")
 
 
-def own_words(record: SiteRecord) -> list[str]:
-    """What the site's owner and the site itself say about taking work, and what stands still."""
-    said = []
-    if record.left_at is not None:
-        said.append(say("site.left", language(), at=local(record.left_at)))
-    if record.paused and record.paused_until is not None:
-        said.append(say("site.paused_until", language(), until=local(record.paused_until), reason=record.paused_reason or "-"))
-    elif record.paused:
-        said.append(say("site.paused", language(), reason=record.paused_reason or "-"))
-    if not record.accepting:
-        said.append(say("site.not_accepting", language(), why=record.condition or "?"))
-    if not record.self_stop:
-        said.append(say("site.no_self_stop", language()))
-    said += [say("site.lane_stands", language(), lane=lane, state=state) for lane, state in sorted(record.lanes.items())]
-    return said
-
-
 def marked(record: SiteRecord) -> str:
     """What stands beside a site's freshness in a list, if it takes no work of its own will."""
     found = "left" if record.left_at is not None else "paused" if record.paused else "" if record.accepting else "not_accepting"
     return f" · {say(f'site.mark_{found}', language())}" if found else ""
 
 
-def pool_row(pool: PoolRecord, mark: str = "") -> tuple[str, str, str, str, str, str]:
+def pool_row(pool: PoolRecord, mark: str = "") -> tuple[str, str, str, str, str, str, str]:
     """A pool as a row; what is not known is `?`, never zero."""
-    free = "?"
+    lang, free = language(), "?"
     if pool.inventory is not None and pool.freshness == "fresh":
         free = str(sum(1 for d in pool.inventory.devices if d.state == "free"))
-    what = f"{free}/{pool.profile.lendable.devices} {pool.profile.accelerator if pool.profile.accelerator != 'none' else 'slot'}"
-    phase = pool.phase + (" cordoned" if pool.cordoned else "") + (" draining" if pool.draining else "")
-    return pool.site, pool.pool, say(f"freshness.{pool.freshness}", language()) + mark, what, phase, ago(pool.last_heard)
+    marks = [say(f"site.mark_{word}", lang) for word, on in (("cordoned", pool.cordoned), ("draining", pool.draining)) if on]
+    return (
+        pool.site,
+        pool.pool,
+        kind_text(pool.kind),
+        say(f"freshness.{pool.freshness}", lang) + mark,
+        f"{free}/{pool.profile.lendable.devices} {what_text(pool)}",
+        " ".join([phase_word(pool.phase), *marks]),
+        ago(pool.last_heard),
+    )
 
 
 @site.command()
@@ -146,35 +137,15 @@ def show(name: str, as_json: bool) -> None:
         print_json(reply)
         return
     for s in reply.sites:
-        line(f"{s.site}  {s.title}  {s.kind}  {s.owner}")
-        line(
-            f"{say(f'freshness.{s.freshness}', language())}  {ago(s.last_heard)}  hears us: {'yes' if s.hears_us else 'no'}  agent {s.agent_version}"
-        )
-        if s.single_user:
-            line(f"single-user: jobs run as the agent's own user; only tenant {s.owner_tenant}")
-        for words in own_words(s):
+        for words in head_lines(s):
             line(words)
-        if s.clock_offset_s is not None:
-            line(f"clock offset {s.clock_offset_s:+.3f} s")
         if said := drill_line(s, reply.drill_max_age_days):
             line(said)
     proven = proofs_of(connect(), name)
     for p in reply.pools:
-        line(f"\n{p.site}/{p.pool}  {p.profile.mode}  {p.phase}  revision {p.profile.revision}")
-        line(
-            f"  {p.profile.accelerator}  ×{p.profile.count}  {p.profile.memory_mib} MiB  {p.profile.interconnect}  lends {p.profile.lendable.devices}"
-        )
-        for words in decided_lines(p):
-            line(f"  {words}")
-        if p.cordoned:
-            line(f"  cordoned: {p.cordon_reason}")
-        if p.inventory is not None:
-            states: dict[str, int] = {}
-            for d in p.inventory.devices:
-                states[d.state] = states.get(d.state, 0) + 1
-            line(f"  {', '.join(f'{n} {state}' for state, n in sorted(states.items()))}  ({ago(p.inventory_at)} old)")
-        for words in proof_lines(proven.get(p.pool)):
-            line(f"  {words}")
+        line()
+        for words in [*pool_lines(p), *[f"  {said}" for said in proof_lines(proven.get(p.pool))]]:
+            line(words)
 
 
 def _cordon(name: str, pool: str | None, *, on: bool, drain: bool, reason: str) -> None:
