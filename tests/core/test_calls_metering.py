@@ -169,6 +169,15 @@ def test_the_gateway_alone_knows_whether_the_answer_arrived() -> None:
     assert book.differences == ["outcome"] and book.response_bytes == 300
 
 
+@pytest.mark.parametrize("ended", [CallOutcome.REJECTED, CallOutcome.UPSTREAM_FAILED, CallOutcome.UPSTREAM_STALLED])
+@pytest.mark.parametrize("way", [CallOutcome.CLIENT_GONE, CallOutcome.INTERRUPTED])
+def test_br_092_an_answer_that_never_was_costs_nobody_whatever_became_of_the_error_on_its_way(ended: CallOutcome, way: CallOutcome) -> None:
+    said = word(outcome=ended, code="call.upstream_error", status=500, input_tokens=None, output_tokens=None)
+    book = asked(said, seen(outcome=way, code="call.client_gone"), [spec(call_prices=[CallPrice(per_call=Decimal(1))])]).book
+    assert (book.outcome, book.code, book.payer, book.amount) == (ended, "call.upstream_error", CallPays.FREE, Decimal(0))
+    assert book.differences == ["outcome"], "that the two do not agree stays in sight"
+
+
 @pytest.mark.parametrize(
     ("changes", "named"),
     [

@@ -64,15 +64,18 @@ class EndpointRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 def offering_of(rule: EndpointRule) -> CallOffering:
     """What is told of it: all but the upstream. `Refused('endpoint.rule')` names what is wrong."""
     problem = ""
-    address = urlsplit(rule.upstream)
     try:
         name(rule.name, "endpoint")
-        port_is_one = address.port is None or 0 < address.port < 65_536
     except Refused as err:
-        problem, port_is_one = err.text, True
+        problem = err.text
+    try:
+        address = urlsplit(rule.upstream)
+        can_be_asked = bool(address.hostname) and (address.port is None or address.port > 0)
+        # A name that no resolver takes is told now, not by the first look at it.
+        (address.hostname or "").encode("idna")
     except ValueError:
-        port_is_one = False
-    if address.scheme not in ("http", "https") or not address.hostname or not port_is_one:
+        address, can_be_asked = urlsplit(""), False
+    if address.scheme not in ("http", "https") or not can_be_asked:
         problem = problem or f"upstream {rule.upstream[:80]!r} is no http address"
     elif address.username or address.password or address.query or address.fragment:
         problem = problem or "an upstream is host, port and path; its key goes into api_key_file"

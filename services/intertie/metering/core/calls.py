@@ -29,6 +29,9 @@ from intertie.rating.calls import CallUse, RatedCall, clause, price_for, rate_ca
 
 # The gateway tells what it saw within a second; if it does not within this, its spool is gone, and its seal on the grant must do.
 GRACE = timedelta(minutes=15)
+# Ends that the site's own server made before anybody hung up, by the site's word, which gains nothing by them: nobody is charged for an answer that
+# never was, whatever became of the error on its way.
+AT_UPSTREAM = frozenset({CallOutcome.REJECTED, CallOutcome.UPSTREAM_FAILED, CallOutcome.UPSTREAM_STALLED})
 # The gateway's clock runs longer than the site's by the way there and back; more than this is a difference.
 SLACK_US, SLACK_PART = 1_000_000, 20
 
@@ -164,6 +167,7 @@ def _book(evidence: CallEvidence, at: datetime, spec: MeterSpec | None) -> CallB
     assert either is not None, "a call has a word"
     first = word.first_byte_us if word is not None else seen.first_byte_us if seen is not None else None
     missed, kept = promises(word) if word is not None else ([], None)
+    outcome = _outcome(word, seen)
     return CallBook(
         call=evidence.call,
         tenant=evidence.tenant,
@@ -172,8 +176,8 @@ def _book(evidence: CallEvidence, at: datetime, spec: MeterSpec | None) -> CallB
         principal=seen.principal if seen is not None else None,
         accepted=at,
         day=at.astimezone(zone(spec.time_zone if spec is not None else DEFAULT_ZONE)).date().isoformat(),
-        outcome=_outcome(word, seen),
-        code=(seen.code if seen is not None and seen.code else word.code if word is not None else ""),
+        outcome=outcome,
+        code=next((one.code for one in (seen, word) if one is not None and one.outcome is outcome and one.code), ""),
         status=either.status,
         first_byte_ms=None if first is None else first // 1_000,
         duration_ms=either.end_us // 1_000,
@@ -198,6 +202,8 @@ def _outcome(word: CallRecord | None, seen: CallSeen | None) -> CallOutcome:
         either = word or seen
         assert either is not None, "a call has a word"
         return either.outcome
+    if word.outcome in AT_UPSTREAM:
+        return word.outcome
     if seen.outcome in (CallOutcome.CLIENT_GONE, CallOutcome.INTERRUPTED, CallOutcome.REFUSED):
         return seen.outcome
     return word.outcome
