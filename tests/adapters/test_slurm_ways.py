@@ -143,10 +143,10 @@ async def test_an_ordinary_user_runs_work_as_the_lent_account_by_one_rule(sudo: 
     assert (await sudo.cluster.logs(made.id, 3, 4)).data == log.data[3:7]
     result = await sudo.files.pack(owned, ["out/*"], tmp_path / "result.tar.gz")
     assert result is not None and result.files == 1
-    names = await sudo.files.names(owned)
-    assert names is not None and {"started", "exit", "log", "claimed"} <= names
+    assert [await sudo.files.read(owned, name) is not None for name in ("started", "exit", "log")] == [True] * 3
+    assert await sudo.files.claimed(owned)
     await sudo.files.remove(owned)
-    assert await sudo.files.names(owned) is None
+    assert not await sudo.files.claimed(owned) and await sudo.files.read(owned, "exit") is None
 
 
 async def test_the_folder_is_claimed_once_whoever_comes(sudo: Way) -> None:
@@ -210,7 +210,7 @@ async def test_the_wrapper_does_nothing_that_is_not_in_its_list(sudo: Way, words
 async def test_the_rule_lets_the_agent_be_nobody_else_and_run_nothing_else(sudo: Way) -> None:
     shell = AgentShell(environment(sudo.rules))
     for words in (
-        ("--user=root", "--", sudo.rules.wrapper, "names", "att-1"),
+        ("--user=root", "--", sudo.rules.wrapper, "claimed", "att-1"),
         (f"--user={GUEST}", "--", "/bin/sh", "-c", "id"),
         (f"--user={GUEST}", "--", "/bin/cat", "/etc/shadow"),
     ):

@@ -19,6 +19,7 @@ from intertie.agent.core.devices import Pool
 from intertie.agent.core.model import QueuedRecord, StartedRecord, StopAsked, Suspension
 from intertie.agent.core.native import (
     TWICE,
+    Known,
     Now,
     StubEnded,
     StubStarted,
@@ -84,12 +85,23 @@ ENDS = [
     ("its lease ended", native(O.EXITED, code=143), record(signal=15, stopped="lease_ended"), False, "failed", Cause.PLATFORM, None, 15),
     ("its node failed", native(O.NODE_FAILED), None, False, "failed", Cause.SITE, None, None),
     ("preempted, asked first", native(O.PREEMPTED), record(signal=15, stopped="signalled"), False, "failed", Cause.PREEMPTED, None, 15),
-    ("could not be launched", native(O.LAUNCH_FAILED), None, False, "failed", Cause.SITE, None, None),
+    ("could not be launched, and was begun", native(O.LAUNCH_FAILED), None, False, "unknown", Cause.UNKNOWN, None, None),
+    ("sent itself Slurm's word for that", native(O.LAUNCH_FAILED, signal=53), None, False, "failed", Cause.JOB, None, 53),
     ("cancelled by us", native(O.CANCELLED), record(signal=15, stopped="asked"), True, "cancelled", Cause.CANCELLED, None, 15),
     ("cancelled by us, killed whole", native(O.CANCELLED), None, True, "cancelled", Cause.CANCELLED, None, None),
     ("cancelled at the site", native(O.CANCELLED), record(signal=15, stopped="signalled"), False, "cancelled", Cause.SITE, None, 15),
     ("cancelled at the site after it had ended", native(O.CANCELLED), record(code=0), False, "succeeded", None, 0, None),
-    ("started a second time", native(O.EXITED, code=TWICE), None, False, "failed", Cause.SITE, None, None),
+    (
+        "started a second time",
+        replace(native(O.EXITED, code=TWICE), ended=T0 + timedelta(seconds=1)),
+        None,
+        False,
+        "failed",
+        Cause.SITE,
+        None,
+        None,
+    ),
+    ("a stub's code after a run", native(O.EXITED, code=TWICE), None, False, "failed", Cause.JOB, TWICE, None),
     ("its own code is that of a refusal", native(O.EXITED, code=TWICE), record(code=TWICE), False, "failed", Cause.JOB, TWICE, None),
     ("nobody knows", native(O.UNKNOWN), None, False, "unknown", Cause.UNKNOWN, None, None),
     ("the books say no code and no record is there", native(O.EXITED), None, False, "unknown", Cause.UNKNOWN, None, None),
@@ -97,7 +109,7 @@ ENDS = [
     ("the scheduler alone saw it", native(O.EXITED, code=4), None, False, "failed", Cause.JOB, 4, None),
     (
         "it has no interpreter",
-        native(O.EXITED, code=127),
+        replace(native(O.EXITED, code=127), ended=T0 + timedelta(seconds=1)),
         record(refused_errno=2, refused_file="/no"),
         False,
         "failed",
@@ -115,14 +127,14 @@ def test_who_ended_it_is_the_scheduler_s_word_and_how_is_its_own(
     job: NativeJob | None, told: StubEnded | None, asked: bool, outcome: str, cause: Cause | None, code: int | None, signal: int | None
 ) -> None:
     stop = StopAsked(reason="enough", grace_s=1, by="hub") if asked else None
-    end = exit_of(job, STARTED, told, asked=asked)
+    end = exit_of(job, STARTED, told, Known(asked=asked, lease_over=True))
     judged = verdict(end, attempt(stop=stop))
     assert (judged.outcome, judged.cause, end.code, end.signal) == (outcome, cause, code, signal)
 
 
 @given(st.sampled_from([None, *(row[1] for row in ENDS)]), st.sampled_from([None, *(row[2] for row in ENDS)]), st.booleans())
 def test_no_pair_of_words_breaks_the_table(job: NativeJob | None, told: StubEnded | None, asked: bool) -> None:
-    end = exit_of(job, STARTED, told, asked=asked)
+    end = exit_of(job, STARTED, told, Known(asked=asked))
     judged = verdict(end, attempt())
     assert judged.outcome in ("succeeded", "failed", "cancelled", "unknown") and end.ran_us >= 0
     assert judged.outcome != "succeeded" or end.code == 0, "a legal default was made of what nobody said"

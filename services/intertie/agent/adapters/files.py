@@ -90,8 +90,8 @@ class Files(Protocol):
         """None: the folder is there or surely not, and no such file in it."""
         ...
 
-    async def names(self, job: Owned) -> frozenset[str] | None:
-        """What lies in it; None: there is no such folder."""
+    async def claimed(self, job: Owned) -> bool:
+        """Somebody made `claimed`, and it is still there."""
         ...
 
     async def pack(self, job: Owned, outputs: Collection[str], target: Path) -> ResultRef | None:
@@ -173,14 +173,15 @@ class LocalFiles:
     async def read(self, job: Owned, name: str, offset: int = 0, limit: int = RECORD_BYTES) -> Chunk | None:
         return await self._do(read_plain, self.home(job) / name, offset, limit)
 
-    async def names(self, job: Owned) -> frozenset[str] | None:
-        def look() -> frozenset[str] | None:
+    async def claimed(self, job: Owned) -> bool:
+        def look() -> bool:
             try:
-                return frozenset(os.listdir(self.home(job)))
+                os.lstat(self.home(job) / CLAIMED)
             except FileNotFoundError:
                 if not self.folder.is_dir():
                     raise  # The storage is not mounted: of the folder nothing is known.
-                return None
+                return False
+            return True
 
         return await self._do(look)
 

@@ -26,10 +26,10 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from intertie.agent.adapters.files import CLAIMED, Content, Files, Owned
+from intertie.agent.adapters.files import Content, Files, Owned
 from intertie.agent.adapters.looks import Look, Looks
 from intertie.agent.adapters.port import Chunk, Cluster, NativeJob, NativeOutcome, NativePhase, NativeWords, NativeWork, Presence, Queued
-from intertie.agent.adapters.stub import Start, env_sh, start_sh
+from intertie.agent.adapters.stub import Start, env_of, env_sh, script_of, start_sh
 from intertie.agent.core import native
 from intertie.agent.core.attempts import Exit
 from intertie.agent.core.leases import Deadline
@@ -59,6 +59,12 @@ RECORD_LOOKS = 5
 STUBBORN_S = 60.0
 # A scheduler that is restarted is away for less.
 SILENT_S = 60.0
+# Clocks of nodes may be ahead of ours by so much, and a stub that looks at its lease by them.
+NODE_AHEAD_S = 120.0
+# Ends by which the site itself says that it never ran, however long its nodes were held for it.
+UNBEGUN = frozenset({NativeOutcome.NEVER_STARTED, NativeOutcome.LAUNCH_FAILED, NativeOutcome.NODE_FAILED})
+# In these a native job has its nodes, by its scheduler's word.
+HAS_NODES = frozenset({NativePhase.RUNNING, NativePhase.SUSPENDED, NativePhase.FINISHING})
 
 Through = Callable[[Attempt], Sequence[str]]
 
@@ -105,7 +111,7 @@ class QueueAdapter:
         self.folder, self.cluster, self.files, self.clock = folder, cluster, files, clock
         self._single_user = single_user
         self._lag_s = lag_s
-        self.stubborn_s, self.silent_s = STUBBORN_S, SILENT_S
+        self.stubborn_s, self.silent_s, self.stub_us = STUBBORN_S, SILENT_S, native.STUB_US
         self._submits = asyncio.Semaphore(SUBMITS)
         self._tidied = False
         self._through = through or (lambda attempt: ())
@@ -198,8 +204,8 @@ class QueueAdapter:
         )
         content = {
             "start.sh": (start_sh(start), 0o500),
-            "script": (_script(attempt), 0o500),
-            "env.sh": (env_sh(_env(attempt, str(start.folder))), 0o600),
+            "script": (script_of(attempt), 0o500),
+            "env.sh": (env_sh(env_of(attempt, str(start.folder))), 0o600),
         }
         await self.files.make(owned, Content(content, pack))
 
@@ -267,20 +273,30 @@ class QueueAdapter:
                 look = await self._next(name, look)
 
     async def _begun_or_never(self, attempt: Attempt, owned: Owned, look: Look | None) -> StartedRecord | Exit | None:
-        """None: it still waits."""
+        """None: it still waits. The folder is the job's to write: what lies in it, or is missing there, never makes unbegun what the scheduler saw run."""
         name = attempt.id
         if (started := self._noted(name, "started.json", StartedRecord)) is not None:
             return started
         if self._has(name, "fenced"):
             return _given_up()
-        if (found := await self._seen_to_begin(owned, look)) is not None:
-            return found
+        if (begun := await self._seen_to_begin(owned, look)) is not None:
+            return begun
         if look is not None and look.job is not None and look.job.phase is NativePhase.ENDED:
             return await self._ended_unbegun(attempt, look, look.job)
-        if self._surely_absent(name) and await self.fence(name):
-            text = "neither the site's queue nor its accounting knows of it any more, and it had not begun"
-            return native.never(NativeOutcome.NEVER_STARTED, text)
+        if self._surely_absent(name):
+            if (refused := await self._refused(owned)) is not None:
+                return refused
+            if await self.fence(name):
+                text = "neither the site's queue nor its accounting knows of it any more, and it had not begun"
+                return native.never(NativeOutcome.NEVER_STARTED, text)
+        if look is not None and look.job is not None and look.job.phase in HAS_NODES:
+            # Too late or not is now between its stub and its scheduler's end; what keeps its nodes has begun, with or without a record.
+            return self._anchor(name, look, None) if self._held_us(look, look.job) > self.stub_us else None
         return await self._past(attempt)
+
+    def _held_us(self, look: Look, job: NativeJob) -> int:
+        """How long it has had its nodes, by its scheduler's clock."""
+        return native.held_us(job, self._now().utc_us - look.behind_us)
 
     def _surely_absent(self, name: AttemptId) -> bool:
         since = self.looks.absent_since(name)
@@ -302,18 +318,23 @@ class QueueAdapter:
         chunk = await self.files.read(owned, name)
         return chunk.data if chunk is not None else None
 
-    async def _seen_to_begin(self, owned: Owned, look: Look | None) -> StartedRecord | Exit | None:
+    async def _seen_to_begin(self, owned: Owned, look: Look | None) -> StartedRecord | None:
         name = owned.attempt
-        if (told := await self._record(owned, "started")) is not None and (begun := native.started_of(told)) is not None:
-            job = look.job if look is not None else None
-            if (job is None or job.started is None) and self.looks.silent_since is None:
-                look = await self.looks.soon(name)
-                job = look.job if look is not None else None
-            return self._anchor(name, look, begun)
-        if (told := await self._record(owned, "refused")) is not None and (why := native.refused_of(told)) is not None:
-            number = errno.ETIME if why.why == "too_late" else errno.EIO
-            return Exit(certain=True, refused_errno=number, refused_file="native queue", refused_text=why.what)
-        return None
+        told = await self._record(owned, "started")
+        if told is None or (begun := native.started_of(told)) is None:
+            return None
+        job = look.job if look is not None else None
+        if (job is None or job.started is None) and self.looks.silent_since is None:
+            look = await self.looks.soon(name)
+        return self._anchor(name, look, begun)
+
+    async def _refused(self, owned: Owned) -> Exit | None:
+        """What a stub said that began nothing. To be asked only of what the scheduler did not see run."""
+        told = await self._record(owned, "refused")
+        if told is None or (why := native.refused_of(told)) is None:
+            return None
+        number = errno.ETIME if why.why == "too_late" else errno.EIO
+        return Exit(certain=True, refused_errno=number, refused_file="native queue", refused_text=why.what[:500])
 
     def _anchor(self, name: AttemptId, look: Look | None, begun: native.StubStarted | None) -> StartedRecord:
         job = look.job if look is not None else None
@@ -325,10 +346,17 @@ class QueueAdapter:
         """The scheduler says that it is over, and no stub has said that it began: whoever makes `claimed` now decides."""
         assert job.end is not None
         owned = self._owned(attempt)
+        # A launch that failed by a signal may be one that the job sent itself.
+        unbegun = job.end.outcome in UNBEGUN and job.end.signal is None
+        ran = self._held_us(look, job) > self.stub_us and not unbegun
         for _ in range(RECORD_LOOKS):
-            if (found := await self._seen_to_begin(owned, self.looks.latest(attempt.id))) is not None:
-                return found
-            if CLAIMED not in (await self.files.names(owned) or ()):
+            if (begun := await self._seen_to_begin(owned, self.looks.latest(attempt.id))) is not None:
+                return begun
+            if ran:
+                return self._anchor(attempt.id, look, None)
+            if (refused := await self._refused(owned)) is not None:
+                return refused
+            if not await self.files.claimed(owned):
                 break
             await asyncio.sleep(self.files.look_s)
         if not await self.fence(attempt.id):
@@ -444,14 +472,17 @@ class QueueAdapter:
         return max(few_s, self._lag_s) if leaves_one else few_s
 
     async def _settled(self, owned: Owned, job: NativeJob | None, record: bytes | None) -> Exit:
-        begun = await self._record(owned, "started")
-        asked = self._has(owned.attempt, "stop.json")
-        return native.exit_of(
-            job,
-            native.started_of(begun) if begun is not None else None,
-            native.ended_of(record) if record is not None else None,
-            asked=asked,
+        told = await self._record(owned, "started")
+        begun, lease = self._noted(owned.attempt, "started.json", StartedRecord), self._noted(owned.attempt, "deadline.json", Deadline)
+        now = self._now()
+        known = native.Known(
+            asked=self._has(owned.attempt, "stop.json"),
+            lease_over=lease is not None and now.utc_us / 1e6 >= lease.utc - NODE_AHEAD_S,
+            most_us=now.utc_us - begun.utc_ns // 1_000 if begun is not None else native.MOST_NS,
         )
+        started = native.started_of(told) if told is not None else None
+        ended = native.ended_of(record) if record is not None else None
+        return native.exit_of(job, started, ended, known, self.stub_us)
 
     async def alive(self, attempt: AttemptId) -> bool:
         if not self._has(attempt, "started.json") or (kept := self._known(attempt)) is None:
@@ -560,22 +591,3 @@ def _given_up() -> Exit:
 
 def _stamp(moment: datetime) -> str:
     return f"{moment:%Y-%m-%d %H:%M:%S}Z"
-
-
-def _script(attempt: Attempt) -> bytes:
-    """The user's script with a first line that a kernel can read; line ends of other systems are ours to mend (BR-044)."""
-    text = attempt.spec.script.replace("\r\n", "\n")
-    return (text if text.startswith("#!") else f"#!/bin/sh\n{text}").encode("utf-8")
-
-
-def _env(attempt: Attempt, folder: str) -> dict[str, str]:
-    """Beside what the site's own scheduler sets: the user's values below ours, so that none of ours can be overruled."""
-    ours = {
-        "INTERTIE_JOB": attempt.job,
-        "INTERTIE_ATTEMPT": attempt.id,
-        "INTERTIE_WORK": f"{folder}/work",
-        "TMPDIR": f"{folder}/tmp",
-    }
-    if attempt.traceparent:
-        ours["TRACEPARENT"] = attempt.traceparent
-    return dict(attempt.env) | ours

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import PurePath
 
+from intertie.agent.core.model import Attempt
 from intertie.errors import Refused
 
 # Between the stub's looks at its lease, at `stop` and at its wall limit; seconds. Leased work is looked at as its supervisor would.
@@ -58,3 +59,22 @@ def env_sh(values: Mapping[str, str]) -> bytes:
         if not NAME.fullmatch(name):
             raise Refused("agent.env_name", f"{name[:80]!r} is no name of an environment variable that a shell can set")
     return "".join(f"export {name}={shlex.quote(value)}\n" for name, value in values.items()).encode("utf-8")
+
+
+def script_of(attempt: Attempt) -> bytes:
+    """The user's script with a first line that a kernel can read; line ends of other systems are ours to mend (BR-044)."""
+    text = attempt.spec.script.replace("\r\n", "\n")
+    return (text if text.startswith("#!") else f"#!/bin/sh\n{text}").encode("utf-8")
+
+
+def env_of(attempt: Attempt, folder: str) -> dict[str, str]:
+    """Beside what the site's own scheduler sets: the user's values below ours, so that none of ours can be overruled."""
+    ours = {
+        "INTERTIE_JOB": attempt.job,
+        "INTERTIE_ATTEMPT": attempt.id,
+        "INTERTIE_WORK": f"{folder}/work",
+        "TMPDIR": f"{folder}/tmp",
+    }
+    if attempt.traceparent:
+        ours["TRACEPARENT"] = attempt.traceparent
+    return dict(attempt.env) | ours

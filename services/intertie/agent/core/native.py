@@ -25,6 +25,9 @@ MICROSECOND = timedelta(microseconds=1)
 MOST_NS = 2**63 - 1
 # Two clocks that differ by less than this are one: a look takes so long.
 SAME_CLOCK_US = 5_000_000
+# A stub that begins nothing is over within a second or two; what held its nodes for longer by the site's own word has run, whatever lies in a folder
+# that the job may write.
+STUB_US = 60_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,21 +188,41 @@ SITE_ENDS: Mapping[NativeOutcome, str] = {
 """Outcomes that stand whatever the stub recorded: by its signal alone none of them can be told."""
 
 
-def exit_of(job: NativeJob | None, started: StubStarted | None, ended: StubEnded | None, *, asked: bool) -> Exit:
-    """How begun work ended. `asked`: we asked for its end. The ladder, in order; the first that applies decides."""
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What the agent itself knows of an end. `asked`: it asked for it. `lease_over`: its lease had run out. `most_us`: it has not run longer."""
+
+    asked: bool = False
+    lease_over: bool = False
+    most_us: int = MOST_NS
+
+
+def held_us(job: NativeJob, utc_us: int | None = None) -> int:
+    """How long it has had its nodes, by the site's own clock: to its end, or to `utc_us`; 0 if nobody says."""
+    if job.started is None:
+        return 0
+    until_us = _us(job.ended) if job.ended is not None else utc_us
+    return max(0, until_us - _us(job.started)) if until_us is not None else 0
+
+
+def exit_of(job: NativeJob | None, started: StubStarted | None, ended: StubEnded | None, known: Known, stub_us: int = STUB_US) -> Exit:
+    """How begun work ended. The ladder, in order; the first that applies decides. `stub_us`: whatever was longer has run."""
     end = job.end if job is not None and job.phase is NativePhase.ENDED else None
+    ran = job is not None and held_us(job) > stub_us
+    ended = _believed(ended, known, ran=ran)
     base = Exit(
         certain=True,
-        ran_us=ran_us(job, started, ended),
+        ran_us=_run_us(job, started, ended, known.most_us),
         native_state=job.state if job is not None else "",
         native_reason=(job.reason or (end.text if end is not None else "")) if job is not None else "",
         suspended_us=job.suspended_us if job is not None else 0,
     )
     if ended is not None and ended.refused_errno is not None:
-        return replace(base, refused_errno=ended.refused_errno, refused_file=ended.refused_file, refused_text="No such file or directory")
+        text = f"{ended.refused_file}: No such file or directory"
+        return replace(base, refused_errno=errno.ENOENT, refused_file="first line", refused_text=text)
     code, signal = _code(ended, end)
     base = replace(base, code=code, signal=signal)
-    if end is not None and (by_site := SITE_ENDS.get(end.outcome)):
+    if end is not None and (by_site := SITE_ENDS.get(end.outcome)) and not (by_site == "launch_failed" and (ran or started is not None)):
         return replace(base, ended_by=by_site)
     if ended is not None and ended.stopped in ("asked", "lease_ended", "wall_limit"):
         return replace(base, stopped_for=ended.stopped)
@@ -208,26 +231,48 @@ def exit_of(job: NativeJob | None, started: StubStarted | None, ended: StubEnded
     if end is not None and end.outcome is NativeOutcome.WALL_LIMIT:
         return replace(base, stopped_for="wall_limit")
     if end is not None and end.outcome is NativeOutcome.CANCELLED:
-        return replace(base, stopped_for="asked") if asked else replace(base, ended_by="cancelled_at_site")
+        return replace(base, stopped_for="asked") if known.asked else replace(base, ended_by="cancelled_at_site")
     if ended is not None:
         # The shell's word for the job itself, told of its end by nobody else.
-        return replace(base, stopped_for="asked") if asked and ended.stopped == "signalled" else base
-    return _by_scheduler_alone(base, end, asked=asked)
+        return replace(base, stopped_for="asked") if known.asked and ended.stopped == "signalled" else base
+    return _by_scheduler_alone(base, end, asked=known.asked, ran=ran)
+
+
+def _run_us(job: NativeJob | None, started: StubStarted | None, ended: StubEnded | None, most_us: int) -> int:
+    """By the books as they are; by a stub's clocks no longer than can be."""
+    if job is not None and job.started is not None and job.ended is not None:
+        return ran_us(job, started, ended)
+    return min(ran_us(job, started, ended), max(0, most_us))
+
+
+def _believed(ended: StubEnded | None, known: Known, *, ran: bool) -> StubEnded | None:
+    """What a record may say that the job itself could have written: never that others ended it who did not, nor that it was not begun if it ran."""
+    if ended is None:
+        return None
+    if ended.refused_errno is not None and (ran or ended.refused_errno != errno.ENOENT):
+        return replace(ended, refused_errno=None, refused_file="", code=127)
+    if (ended.stopped == "asked" and not known.asked) or (ended.stopped == "lease_ended" and not known.lease_over):
+        return replace(ended, stopped="signalled")
+    return ended
 
 
 def _code(ended: StubEnded | None, end: NativeEnd | None) -> tuple[int | None, int | None]:
-    if ended is not None:
-        return ended.code, ended.signal
-    return (end.code, end.signal) if end is not None else (None, None)
+    """The stub's, which knows a signal from an exit code above 128; the scheduler's where they contradict each other."""
+    if ended is None:
+        return (end.code, end.signal) if end is not None else (None, None)
+    told = ended.code if ended.code is not None else 128 + (ended.signal or 0)
+    if end is not None and end.outcome is NativeOutcome.EXITED and end.code is not None and end.code != told:
+        return end.code, None
+    return ended.code, ended.signal
 
 
-def _by_scheduler_alone(base: Exit, end: NativeEnd | None, *, asked: bool) -> Exit:
+def _by_scheduler_alone(base: Exit, end: NativeEnd | None, *, asked: bool, ran: bool) -> Exit:
     """It began and left no record of its end: its stub was killed with it, or begun anew by the scheduler, which the stub refuses."""
     if end is None or end.outcome in (NativeOutcome.UNKNOWN, NativeOutcome.NEVER_STARTED):
         return replace(base, certain=False, code=None, signal=None)
-    if end.outcome is NativeOutcome.EXITED and end.code in STUB_CODES:
+    if end.outcome is NativeOutcome.EXITED and end.code in STUB_CODES and not ran:
         return replace(base, code=None, signal=None, ended_by="restarted")
-    if end.outcome is NativeOutcome.EXITED and end.code is None and end.signal is None:
+    if end.code is None and end.signal is None and end.outcome in (NativeOutcome.EXITED, NativeOutcome.LAUNCH_FAILED):
         return replace(base, certain=False)
     if asked and end.signal is not None:
         return replace(base, stopped_for="asked")

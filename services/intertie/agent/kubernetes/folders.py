@@ -49,8 +49,8 @@ class ClaimFiles:
     async def read(self, job: Owned, name: str, offset: int = 0, limit: int = RECORD_BYTES) -> Chunk | None:
         return await self._of(job).read(job, name, offset, limit)
 
-    async def names(self, job: Owned) -> frozenset[str] | None:
-        return await self._of(job).names(job)
+    async def claimed(self, job: Owned) -> bool:
+        return await self._of(job).claimed(job)
 
     async def pack(self, job: Owned, outputs: Collection[str], target: Path) -> ResultRef | None:
         return await self._of(job).pack(job, outputs, target)

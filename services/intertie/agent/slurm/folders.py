@@ -100,11 +100,8 @@ class WrapperFiles:
         total = int(head)
         return Chunk(data[:limit], min(offset, total), total)
 
-    async def names(self, job: Owned) -> frozenset[str] | None:
-        done = await self._do(job, "names", ok=(ABSENT,))
-        if done.code == ABSENT:
-            return None
-        return frozenset(name for name in done.out.decode("utf-8", errors="replace").splitlines() if name)
+    async def claimed(self, job: Owned) -> bool:
+        return (await self._do(job, "claimed", ok=(ABSENT,))).code == 0
 
     async def pack(self, job: Owned, outputs: Collection[str], target: Path) -> ResultRef | None:
         listed = await self._do(job, "list", limit=256 * 1024 * 1024)

@@ -67,9 +67,9 @@ def _failed(code: ExitCode | None, text: str) -> NativeEnd:
     if code.out_of_memory:
         return NativeEnd(NativeOutcome.OUT_OF_MEMORY, text=text)
     if code.launch_failed:
-        return NativeEnd(
-            NativeOutcome.LAUNCH_FAILED, text=f"{text}: it could not be launched (its folder or its output file cannot be used)"
-        )
+        # A job may send itself this signal, too: whoever knows that it began takes it as one.
+        why = f"{text}: it could not be launched (its folder or its output file cannot be used)"
+        return NativeEnd(NativeOutcome.LAUNCH_FAILED, signal=code.signal, text=why)
     if code.signal:
         return NativeEnd(NativeOutcome.SIGNALLED, signal=code.signal, text=text)
     if code.code == 0:

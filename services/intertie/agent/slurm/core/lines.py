@@ -112,5 +112,5 @@ def _proof(rules: SlurmRules) -> Sequence[str]:
     where = f" --clusters={rules.cluster}" if rules.cluster else ""
     found = [f"squeue{where} | head", f"sacct{where} --allusers --starttime=now-1hours | head"]
     if rules.become is Become.SUDO and rules.accounts:
-        found.append(f"sudo -n -u {rules.accounts[0]} -- {rules.wrapper} names att-none; echo $?   # 4: it may, and there is none")
+        found.append(f"sudo -n -u {rules.accounts[0]} -- {rules.wrapper} claimed att-none; echo $?   # 4: it may, and there is none")
     return found
