@@ -53,6 +53,7 @@ from intertie.contracts.calls import (
 )
 from intertie.contracts.identity import Authenticate, Authenticated, Claims, Role
 from intertie.errors import Unauthenticated
+from intertie.gateway import calls as calls_module
 from intertie.gateway.__main__ import GatewaySettings, application
 from intertie.gateway.calls import Calls
 from intertie.gateway.http import Door
@@ -288,6 +289,29 @@ async def test_a_plain_answer_that_breaks_is_a_connection_that_ends_early(tmp_pa
             await made.ask()
         [seen] = await made.told()
         assert seen.outcome is CallOutcome.UPSTREAM_FAILED
+
+
+@pytest.mark.parametrize("said", ["100", "3"])
+async def test_an_answer_of_another_length_than_its_head_says_is_none(tmp_path: Path, said: str) -> None:
+    """A caller would wait for the rest, or take the next answer of the connection for it."""
+    async with rig(tmp_path, says(head(content_length=said), data(2, b"x" * 10), done(3, size=10))) as made:
+        with pytest.raises(aiohttp.ClientError):
+            await asyncio.wait_for(made.ask(), 20)
+        [seen] = await made.told()
+        assert (seen.outcome, seen.code) == (CallOutcome.INTERRUPTED, "call.site_wrong")
+
+
+async def test_a_body_that_does_not_come_holds_no_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calls_module, "BODY_S", 0.3)
+
+    async def never() -> AsyncIterator[bytes]:
+        yield b'{"model":'
+        await asyncio.sleep(60)
+
+    async with rig(tmp_path, says()) as made:
+        status, _, body = await asyncio.wait_for(made.ask(data=never()), 30)
+        assert (status, json.loads(body)["code"]) == (408, "call.body_slow")
+        assert made.site.opened == []
 
 
 async def test_a_large_body_waits_for_room_and_arrives_whole(tmp_path: Path) -> None:

@@ -156,9 +156,12 @@ async def until(true: Callable[[], object]) -> None:
             await asyncio.sleep(0.02)
 
 
-def rules(port: int, **more: Any) -> Rules:
+def rules(port: int, path: str = "", **more: Any) -> Rules:
+    """With a `path` it is no OpenAI server, but one with words of its own there."""
     limits = {"stall_s": 20, "concurrency": 4, **more}
-    given = {"name": "tiny", "upstream": f"http://127.0.0.1:{port}", "tenants": ["acme"], "models": ["tiny"], "limits": limits}
+    given = {"name": "tiny", "upstream": f"http://127.0.0.1:{port}{path}", "tenants": ["acme"], "models": ["tiny"], "limits": limits}
+    if path:
+        given |= {"protocol": "http-json", "models": []}
     return Rules(endpoint=[msgspec.convert(given, EndpointRule)])
 
 
@@ -288,6 +291,19 @@ REFUSED = [
     ("no JSON", {"body": b"\xff"}, "call.not_json"),
     ("a model that is not served", {"body": b'{"model": "huge"}'}, "call.model"),
 ]
+
+
+async def test_what_a_server_with_words_of_its_own_is_asked_is_any_json(tmp_path: Path) -> None:
+    """`model` and `stream` mean there what that server likes."""
+    async with rig(tmp_path, path="/predict") as made:
+        for body in (b'{"model": {"size": 3}, "stream": "yes"}', b"[1, 2]"):
+            opened = msgspec.structs.replace(made.frame("", body=body), path="/call")
+            answer, end = await made.answer(made.line.open(LAB, opened))
+            assert isinstance(end, CallDone) and (end.outcome, end.code) == (CallOutcome.COMPLETED, "")
+            assert json.loads(answer) == {"echo": json.loads(body)}
+        _, end = await made.answer(made.line.open(LAB, msgspec.structs.replace(made.frame("", body=b"{"), path="/call")))
+        assert isinstance(end, CallDone) and (end.outcome, end.code) == (CallOutcome.REFUSED, "call.not_json")
+        assert made.server.calls == 2
 
 
 @pytest.mark.parametrize(("why", "changes", "code"), REFUSED, ids=[row[0] for row in REFUSED])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import resource
+import signal
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -127,6 +129,26 @@ async def test_what_is_under_way_stays_when_all_else_is_told(tmp_path: Path) -> 
     await told(after, later, 1)
     assert [(one.call, one.code) for one in later.taken] == [("call-00001", "call.gateway_restarted")]
     after.close()
+
+
+async def test_half_a_line_that_a_full_disk_took_spoils_no_other(tmp_path: Path) -> None:
+    """The disk takes so many bytes and no more: what does not fit whole leaves nothing behind."""
+    spool, metering = Spool.open(tmp_path), Metering()
+    spool.closed(seen(1))
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, ((tmp_path / "calls-0.spool").stat().st_size + 20, before[1]))  # noqa: ASYNC240
+        with pytest.raises(Unavailable) as error:
+            spool.opened(seen(2))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert error.value.code == "gateway.spool"
+    spool.closed(seen(3))
+    await told(spool, metering, 2)
+    assert [one.call for one in metering.taken] == ["call-00001", "call-00003"]
+    spool.close()
 
 
 async def test_a_line_that_was_cut_off_or_cannot_be_read_stops_nothing(tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ STATUSES: Mapping[str, int] = {
     "call.unavailable": 503,
     "call.superseded": 503,
     "call.too_large": 413,
+    "call.body_slow": 408,
     "call.not_json": 400,
     "call.model": 400,
     "call.usage_required": 400,
@@ -54,6 +55,7 @@ STATUSES: Mapping[str, int] = {
 NEXT_STEPS: Mapping[str, str] = {
     "call.busy": "try again after Retry-After; the owner may raise limits.concurrency",
     "call.rate": "try again after Retry-After",
+    "call.body_slow": "send the whole body at once; nothing was called",
     "call.no_site": "intertie offerings shows which sites answer; nothing was called",
     "call.not_taken": "nothing is known to have been called: try again if a second call does no harm",
     "call.bus_lost": "what the site's server did is not known: try again if a second call does no harm",
@@ -105,8 +107,10 @@ class Answer:
                 self._response.headers[name] = value
         self._response.headers.update(SAFE)
         length = headers.get("content-length", "")
-        if length.isascii() and length.isdigit() and not self.streams:
-            self._response.content_length = int(length)
+        self.length = int(length) if length.isascii() and length.isdigit() and len(length) < 16 and not self.streams else None
+        """Bytes, as the site says beforehand; None: it does not."""
+        if self.length is not None:
+            self._response.content_length = self.length
         self._response.headers["X-Intertie-Call"] = call
         self._response.headers["X-Trace-Id"] = trace_id
 

@@ -7,6 +7,7 @@ one. The file lies in the page cache, not behind an fsync: the site's own record
 from __future__ import annotations
 
 import asyncio
+import errno
 import fcntl
 import os
 from collections.abc import Awaitable, Callable, Sequence
@@ -102,11 +103,17 @@ class Spool:
         self._bell.set()
 
     def _write(self, kind: bytes, seen: CallSeen) -> None:
-        line = kind + encode(seen) + b"\n"
         try:
-            done = os.write(self._file, line)
+            self._append(kind + encode(seen) + b"\n")
         except OSError as err:
             raise Unavailable("gateway.spool", f"the gateway's disk takes no record of calls: {err.strerror}", retry_after_s=10) from err
+
+    def _append(self, line: bytes) -> None:
+        """Whole or not at all: half a line would spoil the one behind it."""
+        done = os.write(self._file, line)
+        if done < len(line):
+            os.ftruncate(self._file, self._size)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         self._size += done
 
     async def run(self, tell: Tell) -> None:
@@ -147,8 +154,11 @@ class Spool:
         """All is told: only what is under way stays."""
         os.ftruncate(self._file, 0)
         self._offset = self._size = 0
-        for body in self._under_way.values():
-            self._size += os.write(self._file, OPENED + body + b"\n")
+        for call, body in self._under_way.items():
+            try:
+                self._append(OPENED + body + b"\n")
+            except OSError:
+                LOG.error("a call under way is not on disk", call=call)
         self._offset = self._size
 
     def close(self) -> None:

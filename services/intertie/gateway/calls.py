@@ -55,11 +55,14 @@ CALLS = metrics.Counter("intertie_calls_total", "Calls of offerings, by how they
 MOST_CALLS = 1_000
 # How soon a caller who hung up before the first byte is noticed.
 HANGUP_S = 0.25
+# For the first part of a body, which is asked of nobody's server yet: some 3 KiB a second.
+BODY_S = 30.0
 HEADERS = ("content-type", "accept", "user-agent", "openai-beta")
 MODELS = "/v1/models"
 
 
 GONE = Broken(CallOutcome.CLIENT_GONE, "call.client_gone", "the caller hung up")
+OTHER_LENGTH = Broken(CallOutcome.INTERRUPTED, "call.site_wrong", "the answer is not as long as its head says")
 
 
 @dataclass
@@ -157,7 +160,11 @@ class Calls:
         self, request: web.Request, record: OfferingRecord, who: Authenticated, tenant: TenantName, trace_id: str
     ) -> web.StreamResponse:
         id, at = CallId(mint("call")), self._clock.now()
-        first, last = await _first_part(request, record.offering.limits.max_body_bytes)
+        try:
+            async with asyncio.timeout(BODY_S):
+                first, last = await _first_part(request, record.offering.limits.max_body_bytes)
+        except TimeoutError:
+            raise Refused("call.body_slow", f"the request's body did not come within {BODY_S:g} s; nothing was called") from None
         offering = record.offering.name
         grant = CallGrant(
             call=id,
@@ -259,6 +266,8 @@ class _Passing:
                     if self._told.first_byte_us is None:
                         self._told.first_byte_us = _since(self._clock, self._told.opened_s)
                     self._came += len(data.data)
+                    if self._answer.length is not None and self._came > self._answer.length:
+                        return await self._fail(OTHER_LENGTH, 0), OTHER_LENGTH
                     await self._answer.hand(data.data)
                     await self._way.passed_on(len(data.data))
                 case CallDone() as done if done.outcome is CallOutcome.COMPLETED and done.response_bytes != self._came:
@@ -277,6 +286,8 @@ class _Passing:
         passed = self._answer is not None and self._told.status is not None
         whole = done.outcome in (CallOutcome.COMPLETED, CallOutcome.INCOMPLETE, CallOutcome.REJECTED)
         if passed and self._answer is not None and (whole or done.code == "call.upstream_error"):
+            if self._answer.length not in (None, self._came):
+                return await self._fail(OTHER_LENGTH, 0), OTHER_LENGTH
             await self._answer.end()
             return self._answer.response, ending
         return await self._fail(ending, done.retry_after_s), ending

@@ -15,7 +15,7 @@ from typing import TypeVar
 import aiohttp
 
 from intertie.agent.endpoint.rules import EndpointRule
-from intertie.agent.endpoint.usage import Asked, Reader, Used, asked
+from intertie.agent.endpoint.usage import Asked, Reader, Used, asked, is_json
 from intertie.bus.chunks import Credit, Ordered, Window
 from intertie.clock import Clock
 from intertie.contracts.call_offerings import CallOffering, CallOutcome, CallProtocol
@@ -195,10 +195,14 @@ class Course:
             if (through := self._window.passed_on(passed)) is not None:
                 await self._say(CallRoom(call=self.call, through=through))
             await self._bell.wait()
+        if self.offering.protocol is CallProtocol.HTTP_JSON:
+            if not is_json(bytes(self._body)):
+                raise Over(Ending(CallOutcome.REFUSED, "call.not_json", "the request's body is no JSON"))
+            return
         self._asked = asked(bytes(self._body))
         if self._asked is None:
-            raise Over(Ending(CallOutcome.REFUSED, "call.not_json", "the request's body is no JSON object"))
-        if self.offering.models and self._asked.model not in self.offering.models and self.offering.protocol is CallProtocol.OPENAI:
+            raise Over(Ending(CallOutcome.REFUSED, "call.not_json", "the request's body is no JSON object of the OpenAI protocol"))
+        if self.offering.models and self._asked.model not in self.offering.models:
             text = f"{self.rule.name} serves {', '.join(self.offering.models[:10])}, not {str(self._asked.model)[:80]!r}"
             raise Over(Ending(CallOutcome.REFUSED, "call.model", text))
         if self.offering.usage_required and not self._asked.tells_usage:

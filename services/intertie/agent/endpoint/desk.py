@@ -372,7 +372,8 @@ class Desk:
                     writer.close()
                     await writer.wait_closed()
                     offered.trouble = ""
-        except (aiohttp.ClientError, OSError, TimeoutError) as err:
+        except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as err:
+            # ValueError: an address that turns out to be none. The other offerings go on.
             offered.trouble = f"its server does not answer ({type(err).__name__})"
         if offered.trouble != before:
             LOG.info("an upstream changed", endpoint=rule.name, trouble=offered.trouble)

@@ -174,3 +174,12 @@ def asked(body: bytes) -> Asked | None:
         return msgspec.json.decode(body, type=Asked)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
+
+
+def is_json(body: bytes) -> bool:
+    """Of a server with words of its own only that much is asked; what they mean is between it and its callers."""
+    try:
+        msgspec.json.decode(body, type=msgspec.Raw)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return False
+    return True
