@@ -10,6 +10,7 @@ from decimal import Decimal
 import pytest
 
 from intertie.contracts.identity import MappingRecord
+from intertie.contracts.image import PoolImages
 from intertie.contracts.job import QuotaRecord, Resources, WaitReason
 from intertie.contracts.site import (
     RIGHT,
@@ -48,6 +49,7 @@ NOW = datetime(2026, 12, 1, 8, 0, tzinfo=UTC)
 ACME = TenantName("acme")
 SITE = SiteName("site-a")
 POOL = PoolName("gpu")
+IMAGE = f"registry.example.cn/team/train@sha256:{'a' * 64}"
 
 
 def profile(**changes: object) -> PoolProfile:
@@ -203,6 +205,16 @@ ROWS: list[tuple[str, WaitReason, Callable[[], Snapshot], str, str]] = [
         "4",
     ),
     # LINK D4: who cannot stop it without the agent gets no work that is run again elsewhere
+    # Issue 4: a job may name its image; a site without images never gets it, and neither does an agent that would not see the wish
+    ("image", WaitReason.NO_SITE_FITS, lambda: snapshot(job(image=IMAGE), pools=(pool(images=PoolImages()),)), IMAGE, "no images"),
+    (
+        "image",
+        WaitReason.NO_SITE_FITS,
+        lambda: snapshot(job(image=IMAGE), pools=(pool(images=PoolImages(runtime="pyxis", sources=["registry.example.cn/team-b"])),)),
+        IMAGE,
+        "registry.example.cn/team-b by pyxis",
+    ),
+    ("image_untold", WaitReason.NO_SITE_FITS, lambda: snapshot(job(image=IMAGE)), IMAGE, "not told"),
     ("self_stop", WaitReason.NO_SITE_FITS, lambda: snapshot(job(rerun=True)), "supervisors that stop it", "none"),
     ("mapping", WaitReason.NO_MAPPING, lambda: snapshot(mappings=()), "a mapping", "none"),
     ("mapping", WaitReason.NO_MAPPING, lambda: snapshot(pools=(pool(single_user=True, owner_tenant="lab"),)), "acme", "lab"),
@@ -379,6 +391,23 @@ def test_work_too_long_for_a_maintenance_window_reads_its_times_and_what_would_f
 def test_the_second_look_objects_to_a_placement_against_phase_mode_or_downtime(shut: PoolView) -> None:
     made = plan(snapshot(), NOW)
     assert objections(made, snapshot(pools=(shut,)), NOW)
+
+
+def test_a_job_that_names_its_image_goes_only_where_that_image_runs() -> None:
+    """Issue 4. An agent of link version 2 tells nothing of images: it would run the job without."""
+    named = job(image=IMAGE)
+    takes = pool(images=PoolImages(runtime="apptainer", sources=["registry.example.cn/team"]))
+    silent, without = pool(site=SiteName("site-b")), pool(site=SiteName("site-c"), images=PoolImages())
+    found = plan(snapshot(named, pools=(silent, takes, without)), NOW)
+    assert [(d.site, [r.rule for r in d.rejections]) for d in found.decisions] == [(SITE, ["image_untold", "image"])]
+    assert objections(found, snapshot(named, pools=(silent, takes, without)), NOW) == []
+    assert objections(found, snapshot(named, pools=(pool(),)), NOW) and objections(
+        found, snapshot(named, pools=(pool(images=PoolImages()),)), NOW
+    )
+    assert [r.rule for r in never_fits(named, [without])] == ["image"] and not never_fits(named, [without, silent])
+    # What came from a site, and not through the door, harms no round.
+    (verdict,) = plan(snapshot(job(image="--nv ../x"), pools=(takes,)), NOW).report.waiting
+    assert verdict.rejections[0].rule == "image"
 
 
 def test_a_job_is_placed_where_nothing_rejects_it() -> None:

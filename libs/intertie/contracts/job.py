@@ -110,6 +110,8 @@ class JobSpec(Contract, frozen=True, kw_only=True):
     """A job offering of `site`: this is a request, which the site's owner accepts or declines."""
     budget: Decimal | None = None
     """Of a request: at most this, at the offering's price."""
+    image: Annotated[str, msgspec.Meta(max_length=512)] = ""
+    """The container image that it runs in, as `contracts.image` reads it: by registry and digest. Empty: as its site runs jobs."""
 
 
 class Attribution(Contract, frozen=True, kw_only=True):
@@ -229,6 +231,9 @@ class AttemptRecord(Contract, frozen=True, kw_only=True):
     driver: str = ""
     agent_version: str = ""
     """Of the site when it started; empty: not told."""
+    image: str = ""
+    """The container image, by digest: the one that was asked for, then the one that the site says it runs in (the owner's, where none was asked
+    for). Empty: none, or not told."""
     device_use: list[DeviceUse] = []
     """How the devices were used, as the site saw it; empty: nobody looked."""
     version: Positive

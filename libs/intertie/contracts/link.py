@@ -161,6 +161,8 @@ class Started(AttemptEntry, frozen=True, kw_only=True, tag="started"):
     driver: str = ""
     agent_version: str = ""
     clock_error_s: float = 0.0
+    image: str = ""
+    """The container image that it runs in, by digest: the job's own, or the owner's; empty: none."""
 
 
 class ExitSeen(Contract, frozen=True, kw_only=True):

@@ -10,6 +10,7 @@ import msgspec
 
 from intertie.contracts.base import Contract, Event, Instant, NonNegative, Positive, Text
 from intertie.contracts.facts import SiteFacts
+from intertie.contracts.image import PoolImages
 from intertie.contracts.observed import PoolSeen
 from intertie.ids import DeviceId, PoolName, SiteName, TenantName
 
@@ -161,6 +162,8 @@ class PoolInventory(Contract, frozen=True, kw_only=True):
     """What a script would find here, as far as the owner or the site's own tools tell it; None: nothing is told."""
     seen: PoolSeen | None = None
     """What the site's tools say that the pool has; None: nothing was read."""
+    images: PoolImages | None = None
+    """Which images that a job names run here; None: not told, so none is sent."""
 
 
 class ModeDecision(Contract, frozen=True, kw_only=True):

@@ -65,6 +65,8 @@ def _of_one(decision: Decision, job: QueuedJob, pool: PoolView, snapshot: Snapsh
     ]
     if job.rerun and not pool.self_stop:
         found.append(f"{where}: nobody there stops it at the end of its lease")
+    if job.image and (pool.images is None or not pool.images.takes(job.image)):
+        found.append(f"{where}: names image {job.image}, there: {pool.images.told if pool.images else 'not told'}")
     if job.unsure:
         found.append(f"{where}: it may run at {', '.join(job.unsure)}")
     free = {d.id for d in pool.devices if d.live and d.state is DeviceState.FREE and d.kind is decision.kind}

@@ -7,6 +7,7 @@ from datetime import datetime
 from decimal import Decimal
 
 from intertie.contracts.identity import MappingRecord
+from intertie.contracts.image import PoolImages
 from intertie.contracts.job import QuotaRecord, Rejection, Resources, WaitReason
 from intertie.contracts.site import AccessMode, DeviceKind, DeviceState, Freshness, JobOffering, Phase, PoolProfile, TaskType
 from intertie.contracts.usage import MeterSpec
@@ -83,6 +84,8 @@ class PoolView:
     """Windows in which nothing runs there, by start."""
     offerings: tuple[JobOffering, ...] = ()
     """What its owner takes requests for."""
+    images: PoolImages | None = None
+    """Which images that a job names run there, as the site told; None: it has not told."""
 
     @property
     def name(self) -> str:
@@ -122,6 +125,8 @@ class QueuedJob:
     """Of a request: at most this, at the offering's price."""
     unsure: tuple[SiteName, ...] = ()
     """Sites that may run it without our knowing, since the hub was restored and they have not told yet."""
+    image: str = ""
+    """The container image that it names; empty: none."""
 
 
 @dataclass(frozen=True, slots=True)

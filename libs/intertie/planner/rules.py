@@ -153,6 +153,22 @@ def _lent_in_all(job: QueuedJob, pool: PoolView, _: Room) -> Finding | None:
     return Finding(f"the owner lends {lent} of {pool.profile.count} at most", needed=str(wanted), found=str(lent))
 
 
+def _image(job: QueuedJob, pool: PoolView, _: Room) -> Finding | None:
+    """By the site's own word; one that has not said a word may still say it (`_image_untold`)."""
+    if not job.image or pool.images is None or pool.images.takes(job.image):
+        return None
+    some = bool(pool.images.runtime and pool.images.sources)
+    text = f"images are taken from elsewhere at {pool.site}" if some else f"{pool.site} runs no images that a job names"
+    return Finding(text, needed=job.image, found=pool.images.told)
+
+
+def _image_untold(job: QueuedJob, pool: PoolView, _: Room) -> Finding | None:
+    """An agent that does not tell would run the job without its image."""
+    if not job.image or pool.images is not None:
+        return None
+    return Finding(f"{pool.site} has not told whether it runs images that a job names", needed=job.image, found="not told")
+
+
 def _self_stop(job: QueuedJob, pool: PoolView, _: Room) -> Finding | None:
     """No lasting rule: an agent can be upgraded."""
     if not job.rerun or pool.self_stop:
@@ -452,6 +468,8 @@ RULES: Sequence[Rule] = (
     Rule("interconnect", W.NO_SITE_FITS, _interconnect, lasting=True),
     Rule("count", W.NO_SITE_FITS, _count, lasting=True),
     Rule("lent_in_all", W.NO_SITE_FITS, _lent_in_all, lasting=True),
+    Rule("image", W.NO_SITE_FITS, _image, lasting=True),
+    Rule("image_untold", W.NO_SITE_FITS, _image_untold),
     Rule("self_stop", W.NO_SITE_FITS, _self_stop),
     Rule("mapping", W.NO_MAPPING, _mapping),
     Rule("phase_tenants", W.NO_MAPPING, _phase_tenants),

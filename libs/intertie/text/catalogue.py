@@ -67,6 +67,8 @@ TEXTS: Mapping[str, tuple[str, str]] = {
     "rule.interconnect": ("another interconnect", "卡间互联不符"),
     "rule.count": ("the pool is too small", "资源池的卡数不足"),
     "rule.lent_in_all": ("more than the owner lends", "超过站点可让出额度"),
+    "rule.image": ("the job's image does not run there", "该站点不运行任务指定的镜像"),
+    "rule.image_untold": ("the site has not told which images it runs", "站点未上报可运行的镜像"),
     "rule.mapping": ("no local account", "租户在该站点没有本地账号"),
     "rule.quota": ("quota used up", "配额已用满"),
     "rule.price": ("no price is agreed", "计量口径中没有价格"),

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
+from intertie.contracts.image import LONGEST as IMAGE_LENGTH
 from intertie.contracts.job import Cause, JobState
 from intertie.contracts.link import (
     AttemptEntry,
@@ -188,6 +189,8 @@ def unfit(entry: SchedulerEntry) -> str:
     for name in ("driver", "agent_version", "native_id", "account", "code", "native_state", "cluster"):
         if len(getattr(entry, name, "")) > NAME_LENGTH:
             return f"{name} is longer than {NAME_LENGTH} characters"
+    if len(getattr(entry, "image", "")) > IMAGE_LENGTH:
+        return f"image is longer than {IMAGE_LENGTH} characters"
     return ""
 
 
@@ -366,6 +369,7 @@ def _started(telling: _Telling, entry: Started) -> Change | Ignored:
         "held_devices": list(entry.held_devices),
         "driver": entry.driver,
         "agent_version": entry.agent_version,
+        "image": entry.image or attempt.record.image,
         "islanded": _islanded(telling),
     }
     stray = "" if attempt.live else f"although it was {attempt.state}; it will be stopped"

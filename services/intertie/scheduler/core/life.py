@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 from decimal import Decimal
 
 from intertie.contracts.base import encode
+from intertie.contracts.image import read_image
 from intertie.contracts.job import AttemptRecord, Cause, JobSpec, JobState, OnSilence, StoryLine, SubmitJob
 from intertie.errors import Conflict, Refused
 from intertie.ids import AttemptId, Digest, JobId, RoundId, SiteName, digest
@@ -65,6 +66,8 @@ def check_request(request: SubmitJob) -> None:
     _check_env(request.env)
     _check_texts(request.spec)
     _check_offering(request.spec)
+    if request.spec.image:
+        read_image(request.spec.image)
     if request.spec.pool is not None and request.spec.site is None:
         raise Refused("scheduler.pool_without_site", f"pool {request.spec.pool} is named without its site", next_step="name spec.site too")
 
@@ -164,6 +167,7 @@ def queued(job: Job, *, avoided: Sequence[Avoided] = (), unsure: Sequence[SiteNa
         unsure=tuple(unsure),
         offering=job.spec.offering,
         budget=job.spec.budget,
+        image=job.spec.image,
     )
 
 
@@ -194,6 +198,7 @@ def place(
         offered_at=now,
         offering=decision.offering,
         answer_by=now + timedelta(seconds=decision.answer_within_s) if decision.offering else None,
+        image=job.spec.image,
         version=1,
     )
     after = moved(job, JobEvent.PLACE, now, attempts=record.number, generation=record.generation, site=decision.site)

@@ -110,6 +110,7 @@ def pool_views(
                 tenants=tuple(record.tenants),
                 downtimes=_downtimes(record, now),
                 offerings=tuple(record.offerings),
+                images=record.inventory.images if record.inventory else None,
             )
         )
     return tuple(views)
