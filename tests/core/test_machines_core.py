@@ -29,11 +29,12 @@ from intertie.agent.core.machines import (
 )
 from intertie.agent.core.model import StartedRecord
 from intertie.agent.core.placed import Work
+from intertie.contracts.job import ResultRef
 from intertie.contracts.link import Claimed, Ended, Go, NotStarted, Offer, Sealed, Settle, Started, Stop, StopAnswered, Withdraw
 from intertie.contracts.machines import Reservation, Reservations
 from intertie.contracts.site import Device, DeviceKind, DeviceState
 from intertie.errors import Refused
-from intertie.ids import DeviceId, InstructionId, JournalId, SiteName
+from intertie.ids import DeviceId, Digest, InstructionId, JournalId, SiteName
 from intertie.link.journal import InstructionMark
 
 NOW = datetime(2026, 12, 1, 8, 0, tzinfo=UTC)
@@ -46,6 +47,14 @@ ABOUT = {"at": NOW, "attempt": ONE.id, "job": ONE.job, "epoch": 1, "generation":
 
 def fresh() -> Work:
     return Work(attempt=ONE, node=SiteName("n1"))
+
+
+@pytest.mark.parametrize("digest", ["/../../../etc/cron.d/x", "", "sha256:xyz"])
+def test_what_a_node_calls_a_digest_and_is_none_names_no_file_at_its_head(digest: str) -> None:
+    gone = placed.heard(fresh(), CLAIMED, JOURNAL, record, numbers())
+    said = msgspec.structs.replace(ENDED, result=ResultRef(digest=Digest(digest), size=1, files=1))
+    after = placed.heard(gone, said, JOURNAL, record, numbers())
+    assert after.exit is not None and after.result is None
 
 
 def numbers() -> placed.Number:

@@ -89,6 +89,28 @@ async def test_a_token_lets_in_one_machine_under_one_name(world: HeadWorld, shor
     assert await refused(join(NodeFolder(short_folder / "f"), head=head, token=token[:-1] + "x", node="n9", slots=1)) == "machines.token"
 
 
+async def test_changes_of_a_node_that_meet_undo_none_of_each_other(world: HeadWorld) -> None:
+    """Its owner sets it aside while its cards are learned and its line is lost."""
+    name = SiteName("n1")
+    await asyncio.gather(
+        world.head.note_node(name, cordoned=True, reason="mine"),
+        world.head.note_node(name, version="9"),
+        world.head.note_node(name, last_word=CLOCK.now()),
+    )
+    await world.head.open()
+    kept = world.head.nodes[name]
+    assert (kept.cordoned, kept.reason, kept.version, kept.last_word is not None) == (True, "mine", "9", True)
+
+
+async def test_who_waits_for_a_line_to_close_can_still_be_told_to_go(world: HeadWorld) -> None:
+    line = await dial(f"127.0.0.1:{world.port}", world.gate.fingerprint)
+    closing = asyncio.create_task(line.closed())
+    await asyncio.sleep(0)
+    closing.cancel()
+    await asyncio.wait({closing}, timeout=30)
+    assert closing.cancelled()
+
+
 async def test_a_machine_that_is_no_head_is_told_nothing(world: HeadWorld, short_folder: Path) -> None:
     """The fingerprint in the token is another's: not even a greeting is said."""
     with pytest.raises(Refused) as error:

@@ -43,6 +43,7 @@ Digest = NewType("Digest", str)
 """`sha256:` and 64 hex digits, of the exact bytes."""
 
 NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?\Z")
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}\Z")
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,127}\Z")
 CANARY = SiteName("canary")
 """The hub's own ear: it syncs as a site does, and is nobody's site."""
@@ -107,6 +108,11 @@ def is_id(text: str) -> bool:
 def speaker(token: str) -> SiteName:
     """Who speaks on a lane's subject: a site, or the canary, whose name no site can have."""
     return CANARY if token == CANARY else SiteName(name(token, "site"))
+
+
+def is_digest(text: str) -> bool:
+    """Whether it can be a digest: what another party calls one becomes a file name here."""
+    return _DIGEST.match(text) is not None
 
 
 def digest(data: bytes) -> Digest:

@@ -7,7 +7,6 @@ anything else. Knowing a digest is the right to read it for a site: it was told 
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import AsyncIterator
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -18,12 +17,11 @@ from obstore.exceptions import NotFoundError
 from obstore.store import LocalStore
 
 from intertie.errors import NotFound, Refused, Unavailable
-from intertie.ids import Digest, mint
+from intertie.ids import Digest, is_digest, mint
 
 if TYPE_CHECKING:
     from obstore import ObjectMeta
 
-DIGEST = re.compile(r"sha256:[0-9a-f]{64}\Z")
 CHUNK_BYTES = 1 << 20
 
 
@@ -43,7 +41,7 @@ class ObjectStore:
     @staticmethod
     def key(digest: str) -> str:
         """Where a digest lies; `Refused('object.digest')` if it is not one."""
-        if not DIGEST.match(digest):
+        if not is_digest(digest):
             raise Refused("object.digest", f"{digest[:80]!r} is not a digest: sha256: and 64 hex digits")
         hexa = digest.removeprefix("sha256:")
         return f"objects/{hexa[:2]}/{hexa}"

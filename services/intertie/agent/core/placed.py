@@ -34,7 +34,7 @@ from intertie.contracts.link import (
     StopAnswered,
     Withdraw,
 )
-from intertie.ids import AttemptId, InstructionId, JournalId, SiteName
+from intertie.ids import AttemptId, InstructionId, JournalId, SiteName, is_digest
 from intertie.link.journal import InstructionMark
 
 LATE = frozenset({"go_too_late", "start_too_late", "lease_over", "rebooted", "withdrawn"})
@@ -135,7 +135,7 @@ def heard(work: Work, entry: EntryBase, journal: JournalId, started: Callable[[S
             return msgspec.structs.replace(work, started=started(entry))
         case Ended() if not work.over:
             return msgspec.structs.replace(
-                work, exit=exit_of(entry), result=entry.result, log_bytes=entry.log_bytes, log_tail=entry.log_tail
+                work, exit=exit_of(entry), result=_named(entry.result), log_bytes=entry.log_bytes, log_tail=entry.log_tail
             )
         case ResultStored() if entry.result is None:
             return msgspec.structs.replace(work, result=None)
@@ -171,6 +171,11 @@ def removed(work: Work, now: StartedRecord) -> Work:
 def in_hand(held: Iterable[HeldAttempt]) -> frozenset[AttemptId]:
     """Those that a node will still speak of."""
     return frozenset(one.attempt for one in held)
+
+
+def _named(result: ResultRef | None) -> ResultRef | None:
+    """A result's digest becomes a file name at the head: what a node calls one and is none names no file there."""
+    return result if result is not None and is_digest(result.digest) else None
 
 
 def exit_of(entry: Ended) -> Exit:

@@ -165,18 +165,24 @@ class Gate:
                 raise Denied("machines.token_name", f"this token is for node {kept.node}, not for {asked.node}")
             cursor.execute("UPDATE token SET body = ? WHERE digest = ?", (encode(msgspec.structs.replace(kept, used_by=asked.key)), digest))
 
-        known = self._head.nodes.get(asked.node)
-        if known is not None and known.key != asked.key and known.revoked_at is None:
-            raise Denied(
-                "machines.name_taken",
-                f"another machine is node {asked.node} here",
-                next_step="choose another --node, or revoke that one first: intertie node revoke",
-            )
+        def free(known: NodeKept | None) -> NodeKept | None:
+            if known is not None and known.key != asked.key and known.revoked_at is None:
+                raise Denied(
+                    "machines.name_taken",
+                    f"another machine is node {asked.node} here",
+                    next_step="choose another --node, or revoke that one first: intertie node revoke",
+                )
+            return known
+
+        def joined(known: NodeKept | None) -> NodeKept:
+            if free(known) is not None and known is not None and known.key == asked.key:
+                return msgspec.structs.replace(known, slots=asked.slots, version=asked.version, revoked_at=None)
+            return NodeKept(name=asked.node, key=asked.key, joined_at=now, slots=asked.slots, version=asked.version)
+
+        free(self._head.nodes.get(asked.node))  # A token is not used up by a name that is another's.
         await self._head.store.write(use)
-        node = NodeKept(name=asked.node, key=asked.key, joined_at=now, slots=asked.slots, version=asked.version)
-        if known is not None and known.key == asked.key:
-            node = msgspec.structs.replace(known, slots=asked.slots, version=asked.version, revoked_at=None)
-        await self._head.keep_node(node)
+        node = await self._head.change_node(asked.node, joined)
+        assert node is not None, "it is a node now"
         LOG.info("a node joined", node=node.name, slots=node.slots)
         return node
 
@@ -224,9 +230,9 @@ class Gate:
             )
         if known.revoked_at is not None:
             raise Denied("machines.revoked", f"node {known.name} was revoked here", next_step="ask the site's owner")
-        told = msgspec.structs.replace(known, slots=said.slots, version=said.version, single_user=said.single_user)
-        if told != known:
-            await self._head.keep_node(told)
+        told = await self._head.note_node(known.name, slots=said.slots, version=said.version, single_user=said.single_user)
+        if told is None or told.revoked_at is not None:
+            raise Gone("revoked meanwhile")
         await line.send(Frame("welcome", 0, "", encode(self._welcome(known.name))))
         return told
 
@@ -273,10 +279,8 @@ class Gate:
     async def _lost(self, node: SiteName) -> None:
         """Its devices are unknown from now on; what runs there runs on."""
         self._head.live.pop(node, None)
-        kept = self._head.nodes.get(node)
-        if kept is not None:
-            with contextlib.suppress(Unavailable):
-                await self._head.keep_node(msgspec.structs.replace(kept, last_word=self._head.clock.now()))
+        with contextlib.suppress(Unavailable):
+            await self._head.note_node(node, last_word=self._head.clock.now())
         self._head.tell()
 
     def drop(self, node: SiteName) -> None:

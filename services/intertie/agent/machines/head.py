@@ -97,6 +97,7 @@ class Head:
         """Each node's lane as it was heard last."""
         self.epoch, self._next = 1, 1
         self.fresh_s = FRESH_S
+        self._node_turn = asyncio.Lock()
         self._news = asyncio.Event()
         self._faults: dict[SiteName, int] = {}
         """Runs in a row that a node could not begin."""
@@ -143,10 +144,20 @@ class Head:
             raise NotFound("machines.no_node", f"there is no node {name[:80]!r} here", next_step="intertie node list")
         return found
 
-    async def keep_node(self, node: NodeKept) -> None:
-        sql = "INSERT INTO node VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET body = excluded.body"
-        await self.store.write(lambda cursor: cursor.execute(sql, (node.name, encode(node))))
-        self.nodes[node.name] = node
+    async def change_node(self, name: SiteName, decide: Callable[[NodeKept | None], NodeKept | None]) -> NodeKept | None:
+        """Decide on the node as it is now, and have it on disk; one change at a time, so that none undoes another (a cordon, a revocation)."""
+        async with self._node_turn:
+            before = self.nodes.get(name)
+            after = decide(before)
+            if after is not None and after != before:
+                sql = "INSERT INTO node VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET body = excluded.body"
+                await self.store.write(lambda cursor: cursor.execute(sql, (after.name, encode(after))))
+                self.nodes[name] = after
+            return after
+
+    async def note_node(self, name: SiteName, **changes: object) -> NodeKept | None:
+        """These fields of a node that is known; None for one that is not."""
+        return await self.change_node(name, lambda now: None if now is None else msgspec.structs.replace(now, **changes))
 
     async def take_sample(self, name: SiteName, sample: NodeSample) -> None:
         """A node's telemetry: its cards are learned, and it is there for a while from now."""
@@ -161,7 +172,7 @@ class Head:
                 memory = seen.memory_total_mib or (before.memory_mib if before else 0)
                 known[seen.id] = Device(id=seen.id, kind=seen.kind, model=seen.model, memory_mib=memory, node=name)
         if list(known.values()) != kept.devices:
-            await self.keep_node(msgspec.structs.replace(kept, devices=list(known.values())))
+            await self.note_node(name, devices=list(known.values()))
 
     def reachable(self, name: SiteName) -> bool:
         live = self.live.get(name)
@@ -303,7 +314,7 @@ class Head:
             if self._faults[work.node] >= BREAK_AFTER and not node.cordoned:
                 why = f"set aside: {BREAK_AFTER} runs in a row could not begin here, the last one: {fault}"[:300]
                 LOG.error("a node is set aside", node=node.name, why=why)
-                await self.keep_node(msgspec.structs.replace(node, cordoned=True, reason=why))
+                await self.note_node(node.name, cordoned=True, reason=why)
 
     def _changed(self, entry: LaneEntry, said: SchedulerEntry) -> list[Work]:
         if isinstance(said, JournalOpened | HeldTold):

@@ -226,7 +226,7 @@ class Machines:
     async def cordon(self, name: str, *, on: bool, reason: str) -> None:
         """No new work there; what runs goes on."""
         self.head.forgive(SiteName(name))
-        await self.head.keep_node(msgspec.structs.replace(self.head.node(name), cordoned=on, reason=reason if on else ""))
+        await self.head.note_node(self.head.node(name).name, cordoned=on, reason=reason if on else "")
 
     async def revoke(self, name: str, *, lost: bool = False) -> None:
         """Its key opens nothing from here on, and its line is closed. `Conflict` while work of ours runs there: its end could not be told any more.
@@ -240,7 +240,7 @@ class Machines:
                 f"work runs on node {name}, and its end could not be told",
                 next_step="intertie node cordon, and revoke it when its work is over; if the machine is gone for good: --lost",
             )
-        await self.head.keep_node(msgspec.structs.replace(node, revoked_at=self._clock.now()))
+        await self.head.note_node(node.name, revoked_at=self._clock.now())
         self.gate.drop(node.name)
         if lost:
             for work in [one for one in self.head.works.values() if one.node == node.name and not one.over]:

@@ -117,7 +117,8 @@ class Line:
 
     async def closed(self) -> None:
         self.close()
-        with contextlib.suppress(OSError, asyncio.CancelledError, ssl.SSLError):
+        # TimeoutError and what TLS raises are OSErrors; a cancellation of who waits here is none of ours to swallow.
+        with contextlib.suppress(OSError):
             await asyncio.gather(self._pinging, return_exceptions=True)
             async with asyncio.timeout(1):
                 await self._writer.wait_closed()
