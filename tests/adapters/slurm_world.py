@@ -195,6 +195,7 @@ class Slurm:
             ids = self.run("squeue", "-h", "-o", "%A", check=False).split()
             if ids:
                 self.run("scancel", "-f", *ids, check=False)
+                time.sleep(0.3)
             return not ids and self.answers()
 
         with contextlib.suppress(AssertionError):

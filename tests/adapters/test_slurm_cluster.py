@@ -428,13 +428,12 @@ async def test_a_waiting_job_that_slurmctld_lost_is_given_up_and_never_runs(benc
     await adapter.prepare(work, None)
     first = await adapter.enqueue(work)
     assert isinstance(first, Waits)
-    starting = asyncio.create_task(adapter.start(work))
     await asyncio.to_thread(bench.slurm.restart_without_state, int(first.native_id))
     bench.slurm.run("scontrol", "update", "PartitionName=train", "State=UP")
     other, second = await bench.submit("exit 0\n")
     await bench.until(other.id, NativePhase.ENDED)
     async with asyncio.timeout(LIMIT_S):
-        over = await starting
+        over = await adapter.start(work)
     assert isinstance(over, Exit) and over.refused_errno is not None
     assert second.native_id == first.native_id, "its id is another job's now"
     # The attempt is fenced: whatever Slurm did with it later, its code would not begin.
