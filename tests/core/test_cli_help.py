@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import click
 import pytest
 
-from intertie.cli.__main__ import COMMANDS, cli
+from intertie.cli.__main__ import COMMANDS, SECTIONS, cli
 from intertie.cli.jobs import unseen
 from intertie.planner.rules import RULES
 from intertie.rating.text import clause_in
@@ -54,6 +54,18 @@ def test_the_list_of_commands_is_the_table() -> None:
     shown = cli.get_help(click.Context(cli, info_name="intertie"))
     missing = [name for name, (_, _, text) in COMMANDS.items() if name not in shown or text.split()[0] not in shown]
     assert not missing
+
+
+@pytest.mark.parametrize(("path", "command"), [row for row in EVERY if isinstance(row.values[1], click.Group)])
+def test_no_line_of_a_list_is_cut_short(path: tuple[str, ...], command: click.Command) -> None:
+    shown = command.get_help(click.Context(command, info_name=" ".join(("intertie", *path)), terminal_width=80))
+    assert not [row for row in shown.splitlines() if row.endswith("...") and not row.startswith("Usage:")]
+
+
+def test_each_command_stands_under_one_heading() -> None:
+    names = [name for rows in SECTIONS.values() for name in rows]
+    assert sorted(names) == sorted(set(names)) == sorted(COMMANDS)
+    assert max(len(rows) for rows in SECTIONS.values()) < 12, "a heading that holds everything orders nothing"
 
 
 def test_the_agents_help_comes_from_the_agent() -> None:

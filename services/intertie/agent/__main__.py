@@ -14,6 +14,7 @@ import click
 from intertie.agent.config import VERSION, Folder
 from intertie.contracts.site import PoolProfile
 from intertie.errors import IntertieError, Unavailable
+from intertie.text.groups import Group
 
 
 def default_data() -> Path:
@@ -30,7 +31,7 @@ DATA = click.option(
 )
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(VERSION, prog_name="intertie-agent")
 def cli() -> None:
     """The agent beside a site's machines: runs federation jobs and the owner's own, meters them, and works alone when the hub is away.

@@ -23,6 +23,7 @@ from intertie.contracts.base import decode, encode
 from intertie.contracts.identity import AuditReply
 from intertie.errors import Refused
 from intertie.text import language
+from intertie.text.groups import Group
 from intertie.trust.chain import verify_export
 
 SERVICES = ("registry", "scheduler", "metering", "identity", "incident")
@@ -51,7 +52,7 @@ def _say(key: str, **values: object) -> str:
     return (chinese if language() == "zh" else english).format(**values)
 
 
-@click.group()
+@click.group(cls=Group)
 def audit() -> None:
     """Who did what, on what, why, with which result: `intertie audit SERVICE`; and its proof: verify, export, heads."""
 

@@ -31,6 +31,7 @@ from intertie.contracts.site import SiteRecord
 from intertie.errors import NotFound, Refused
 from intertie.ids import PoolName, SiteName, mint
 from intertie.text import language
+from intertie.text.groups import Group
 from intertie.trust.evidence import PASSED, PERSON, canonical, faults_of, sign_part, verify_file
 from intertie.trust.keys import Key
 
@@ -78,7 +79,7 @@ def drill_line(site: SiteRecord, max_age_days: int) -> str:
     return _say("drill_passed", ago=ago(passed))
 
 
-@click.group()
+@click.group(cls=Group)
 def drill() -> None:
     """Rehearse a cut of a site's link with its owner, and sign what happened.
 

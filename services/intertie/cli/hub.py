@@ -29,6 +29,7 @@ from intertie.embedded.supervise import HubSupervisor
 from intertie.errors import IntertieError, Refused
 from intertie.settings import read_secret
 from intertie.text import language, say
+from intertie.text.groups import Group
 
 data_option = click.option(
     "--data",
@@ -70,7 +71,7 @@ class EpochsRaised(msgspec.Struct, frozen=True, kw_only=True):
     doubted: list[str]
 
 
-@click.group()
+@click.group(cls=Group)
 def hub() -> None:
     """Run a hub on this machine."""
 

@@ -10,9 +10,10 @@ from intertie.contracts.base import Empty
 from intertie.contracts.http import CloseBody
 from intertie.contracts.incident import IncidentRecord, IncidentsReply, IncidentState
 from intertie.text import language, say
+from intertie.text.groups import Group
 
 
-@click.group()
+@click.group(cls=Group)
 def incident() -> None:
     """Open faults: list, take, close."""
 

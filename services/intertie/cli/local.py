@@ -26,6 +26,7 @@ from intertie.cli.requests import local_requests
 from intertie.contracts.local import LocalJob, LocalJobs, LocalLog, LocalStatus, LocalSubmit
 from intertie.errors import Refused
 from intertie.ids import TenantName
+from intertie.text.groups import Group
 
 FOLLOW_S = 0.3
 """Pause between looks at a log that is followed: felt as at once, nothing for the agent."""
@@ -33,7 +34,7 @@ CALLERS_OWN = frozenset({"HOME", "USER", "LOGNAME", "MAIL", "SHELL", "XDG_RUNTIM
 """Of the caller's environment, what another user must not be given."""
 
 
-@click.group()
+@click.group(cls=Group)
 @click.option("--data", metavar="DIR", help="The agent's data folder.")
 @click.pass_context
 def local(ctx: click.Context, data: str | None) -> None:

@@ -11,6 +11,7 @@ from intertie.cli.out import json_option, line, now, print_json
 from intertie.cli.out import local as clock_time
 from intertie.contracts.local import AllowDrill, LocalDrill
 from intertie.text import language
+from intertie.text.groups import Group
 
 TEXTS = {
     "allowed": ("a drill may cut the link for up to {longest} until {until}", "允许演练断开链路,每次最长 {longest},截至 {until}"),
@@ -48,7 +49,7 @@ def span(seconds: int) -> str:
     return f"{seconds // 60} min" if language() == "en" else f"{seconds // 60} 分钟"
 
 
-@click.group()
+@click.group(cls=Group)
 def drill() -> None:
     """Drills: whether the link may be cut for a rehearsal here. `stop` ends one at once, whoever else is away."""
 

@@ -8,9 +8,10 @@ from intertie.cli.call_texts import say_calls
 from intertie.cli.local_door import call, find_socket
 from intertie.cli.out import json_option, note, print_json, table
 from intertie.contracts.calls import LocalEndpoint, LocalEndpoints
+from intertie.text.groups import Group
 
 
-@click.group()
+@click.group(cls=Group)
 def endpoint() -> None:
     """Call offerings of this site: how they are, and the switch of each. `intertie local pause` stops them all."""
 

@@ -29,6 +29,7 @@ from intertie.contracts.usage import (
 )
 from intertie.rating.text import clause_in, formula_text, money_text
 from intertie.text import language, say
+from intertie.text.groups import Group
 
 
 @click.command()
@@ -121,7 +122,7 @@ def tell_book(number: int, book: AttemptBook, attempts: Sequence[AttemptBook] = 
         line(f"    {say('page.not_complete', lang, missing=book.missing)}")
 
 
-@click.group()
+@click.group(cls=Group)
 def meterspec() -> None:
     """Agreements between two named parties: what is counted, when the clock runs, who pays which end."""
 

@@ -28,6 +28,7 @@ from intertie.contracts.machines import (
 from intertie.errors import Refused
 from intertie.ids import SiteName
 from intertie.text import language
+from intertie.text.groups import Group
 
 TEXTS = {
     "columns": ("NODE,STATE,DEVICES,RUNNING,SINCE,NOTE", "节点,状态,设备,运行,自,备注"),
@@ -58,7 +59,7 @@ def _say(key: str, **values: object) -> str:
     return (chinese if language() == "zh" else english).format(**values)
 
 
-@click.group()
+@click.group(cls=Group)
 def node() -> None:
     """Machines of a bare-metal pool: make a machine a node, see which are there, cordon and revoke, import who holds what until when."""
 

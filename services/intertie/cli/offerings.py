@@ -13,6 +13,7 @@ from intertie.contracts.call_offerings import CallOffering, CallPrice, CallProto
 from intertie.contracts.calls import Attainment
 from intertie.errors import NotFound
 from intertie.rating.text import money_text
+from intertie.text.groups import Group
 
 
 @click.command()
@@ -38,7 +39,7 @@ def offerings(site: str | None, as_json: bool) -> None:
     table(say_calls("offering_columns").split(","), rows, empty=say_calls("no_offerings"))
 
 
-@click.group()
+@click.group(cls=Group)
 def offering() -> None:
     """One call offering, in full."""
 

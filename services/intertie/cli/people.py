@@ -28,9 +28,10 @@ from intertie.contracts.site import DeviceKind
 from intertie.contracts.usage import Allowance
 from intertie.ids import SiteName, TenantName
 from intertie.text import language, say
+from intertie.text.groups import Group
 
 
-@click.group()
+@click.group(cls=Group)
 def tenant() -> None:
     """Tenants: who pays."""
 
@@ -114,7 +115,7 @@ def allowance(name: str, amount: str, as_json: bool) -> None:
         line(f"{record.tenant}  {record.amount if record.amount is not None else 'unlimited'} {record.currency}")
 
 
-@click.group()
+@click.group(cls=Group)
 def token() -> None:
     """API tokens: who acts."""
 

@@ -17,6 +17,7 @@ from intertie.contracts.site import AccessMode, Downtime, DowntimeEffect, JobOff
 from intertie.errors import Refused
 from intertie.ids import TenantName
 from intertie.text import language, say
+from intertie.text.groups import Group
 
 TEXTS = {
     "outsider": (
@@ -125,7 +126,7 @@ def down_line(one: Downtime) -> str:
     return _say("down", start=local(one.start), end=local(one.end), kind=kind, effect=one.effect, reason=one.reason)
 
 
-@click.group()
+@click.group(cls=Group)
 def pool() -> None:
     """Pools: their mode, phase and downtimes, each a decision on record."""
 

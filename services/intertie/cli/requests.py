@@ -19,6 +19,7 @@ from intertie.contracts.job import SubmitReply, WorkRef
 from intertie.contracts.offerings import LocalDecline, LocalRequest, LocalRequests, RequestBody
 from intertie.ids import SiteName, TenantName, mint
 from intertie.text import language
+from intertie.text.groups import Group
 
 TEXTS = {
     "asked": (
@@ -143,7 +144,7 @@ def _texts(value: object) -> tuple[str, ...]:
 # --- the owner's side --------------------------------------------------------------------------------------------------------------------
 
 
-@click.group("requests")
+@click.group("requests", cls=Group)
 def local_requests() -> None:
     """Job requests that wait for this site's owner; works with the hub gone. Your word goes to the hub when it is heard."""
 

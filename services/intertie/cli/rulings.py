@@ -11,6 +11,7 @@ from intertie.contracts.http import CloseAttemptBody, CloseBody, GrantBody
 from intertie.contracts.job import GrantsReply, JobRecord
 from intertie.contracts.site import DeviceKind
 from intertie.text import language, say
+from intertie.text.groups import Group
 
 
 @click.command()
@@ -41,7 +42,7 @@ def _told(record: JobRecord, words: str, as_json: bool) -> None:
     note(words)
 
 
-@click.group()
+@click.group(cls=Group)
 def grant() -> None:
     """Islanded allowances: what a tenant may use at a site while that site is alone."""
 

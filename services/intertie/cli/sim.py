@@ -8,8 +8,10 @@ import sys
 
 import click
 
+from intertie.text.groups import Group
 
-@click.group()
+
+@click.group(cls=Group)
 def sim() -> None:
     """Let the whole federation happen in virtual time, with everything going wrong, and ask what must hold.
 

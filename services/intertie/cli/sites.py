@@ -24,9 +24,10 @@ from intertie.contracts.site import Freshness, PoolRecord, SiteKind, SiteRecord,
 from intertie.errors import NotFound
 from intertie.ids import PoolName, SiteName, TenantName
 from intertie.text import language, say
+from intertie.text.groups import Group
 
 
-@click.group()
+@click.group(cls=Group)
 def site() -> None:
     """Sites: clusters that joined, or will."""
 

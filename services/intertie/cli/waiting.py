@@ -12,11 +12,12 @@ from intertie.contracts.quarantine import QuarantineReply, Reinterpret, Reinterp
 from intertie.contracts.usage import AttemptBook, LedgerCheck, ReleaseSegment, SuspenseReply
 from intertie.ids import JournalId, SegmentId, SiteName
 from intertie.text import known, language, say
+from intertie.text.groups import Group
 
 SERVICES = click.Choice([lane.value for lane in Lane])
 
 
-@click.group()
+@click.group(cls=Group)
 def quarantine() -> None:
     """Entries that are on disk at the hub and could not be interpreted: they stop nothing, and they are not forgotten."""
 
@@ -60,7 +61,7 @@ def retry(site: str, service: str, entry: str, reason: str, as_json: bool) -> No
         line(say("cli.reopened", language(), count=told.reopened))
 
 
-@click.group()
+@click.group(cls=Group)
 def suspense() -> None:
     """Usage that is here and is not charged yet, each with the one thing that it waits for."""
 
@@ -102,7 +103,7 @@ def release(segment: str, reason: str, digest: str, as_json: bool) -> None:
         line(say("cli.released", language(), attempt=book.attempt, segments=book.segments))
 
 
-@click.group()
+@click.group(cls=Group)
 def ledger() -> None:
     """The ledger: every entry sums to zero, and every attempt is posted as its segments say."""
 

@@ -13,9 +13,10 @@ from intertie.agent.core.rules import Rules
 from intertie.agent.slurm.core.lines import lines
 from intertie.agent.slurm.core.rules import SlurmRules, check
 from intertie.errors import IntertieError, Refused
+from intertie.text.groups import Group
 
 
-@click.group()
+@click.group(cls=Group)
 def slurm() -> None:
     """For a site whose queue is Slurm: the lines that its owner applies."""
 
