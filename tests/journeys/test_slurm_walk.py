@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from tests.adapters.slurm_world import ACCOUNT, GUEST, Slurm, missing, running_slurm
+from tests.adapters.slurm_world import ACCOUNT, GUEST, Slurm, missing, running_slurm, until
 from tests.journeys.stack import TENANT, Site, Stack, new_folder, running_stack
 from tests.journeys.test_readme import ROOT, reader
 
@@ -200,6 +200,8 @@ async def test_a_hundred_jobs_while_every_part_is_killed(shared: Path) -> None:
         await stack.do(slurm.ctld.kill)
         await submit(15)
         await stack.do(slurm.ctld.start)
+        # A slurmctld without saved associations refuses to start while slurmdbd is away: one after the other.
+        await stack.do(lambda: until(slurm.answers, "slurmctld answers again"))
         await stack.do(slurm.slurmds["lab1"].kill)
         await submit(15)
         await stack.do(slurm.slurmds["lab1"].start)
