@@ -8,13 +8,16 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import click
 
 from intertie.contracts.base import encode
 from intertie.errors import Denied, IntertieError, NotFound, Refused, Unauthenticated, Unavailable
 from intertie.text import known, language, say
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -68,6 +71,10 @@ def print_json(value: object) -> None:
     sys.stdout.write(harmless(encode(value).decode()) + "\n")
 
 
+# As long as a moment with its year: a cell no longer than this is read as one word.
+A_MOMENT = len("2026-12-01 14:45:45")
+
+
 def line(text: str = "") -> None:
     """One line of the answer."""
     click.echo(harmless(text))
@@ -88,14 +95,27 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, empty: st
             click.echo("\t".join(harmless(str(cell), cell=True) for cell in row))
         return
     from rich.console import Console
+
+    Console().print(laid_out(columns, rows))
+
+
+def laid_out(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Table:
+    """A table for a terminal of any width. Sentences go on below; ids and times stay on one line while there is room, and nothing is ever cut off."""
+    from rich.cells import cell_len
     from rich.table import Table
     from rich.text import Text
 
-    shown = Table(*columns, box=None, pad_edge=False, header_style="bold")
-    for row in rows:
+    shown = Table(box=None, pad_edge=False, header_style="bold")
+    told = [[harmless(str(cell), cell=True) for cell in row] for row in rows]
+    for title, cells in zip(columns, zip(*told, strict=True), strict=True):
+        widest = max(cell_len(text) for text in (title, *cells))
+        # A width that is set is given up last.
+        is_one_word = all(" " not in cell or cell_len(cell) <= A_MOMENT for cell in cells)
+        shown.add_column(title, overflow="fold", width=widest if is_one_word else None)
+    for row in told:
         # Plain text: a cell's `[red]` is its own, not rich's.
-        shown.add_row(*(Text(harmless(str(cell), cell=True)) for cell in row))
-    Console().print(shown)
+        shown.add_row(*(Text(cell) for cell in row))
+    return shown
 
 
 def fail(error: IntertieError) -> NoReturn:
@@ -175,5 +195,8 @@ def now() -> datetime:
 
 
 def local(at: datetime | None) -> str:
-    """A moment in the reader's own time zone."""
-    return at.astimezone().strftime("%m-%d %H:%M:%S") if at else "-"
+    """A moment in the reader's own time zone; with its year, unless that is this one."""
+    if at is None:
+        return "-"
+    here = at.astimezone()
+    return here.strftime("%m-%d %H:%M:%S" if here.year == now().astimezone().year else "%Y-%m-%d %H:%M:%S")
