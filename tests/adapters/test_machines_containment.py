@@ -18,6 +18,7 @@ from intertie.agent.core.attempts import Exit, verdict
 from intertie.agent.core.containment import Hierarchies
 from intertie.agent.core.machines import Container, DataFolder, Limits
 from intertie.agent.core.model import Attempt, StartedRecord
+from intertie.contracts.image import PoolImages
 from intertie.contracts.job import Cause
 from intertie.errors import Refused
 
@@ -185,3 +186,29 @@ async def test_a_declared_container_program_that_is_not_there_refuses_the_work(s
     with pytest.raises(Refused) as refused:
         await adapter.prepare(attempt("exit 0\n"), None)
     assert refused.value.code == "agent.container_runtime" and "apptainer" in refused.value.text
+
+
+NAMED = "registry.example.cn/team/train:1.2@sha256:" + "b" * 64
+# As apptainer is called: what comes after the image is run.
+BY_DIGEST = '#!/bin/sh\nwhile [ "${1#docker://}" = "$1" ]; do shift; done\necho "in $1"\nshift\nexec "$@"\n'
+
+
+async def test_a_job_runs_in_the_image_that_it_names_where_its_owner_takes_it(short_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own goes before the owner's, by its digest; an image from elsewhere is refused, never left out."""
+    program = short_folder / "apptainer"
+    program.write_text(BY_DIGEST, encoding="ascii")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{short_folder}:{os.environ['PATH']}")
+    taken = PoolImages(runtime="apptainer", sources=["registry.example.cn/team"])
+    house = House(container=Container(runtime="singularity", image="/srv/base.sif"), images=taken)
+    adapter = ProcessAdapter(short_folder / "jobs", house=house)
+    work = attempt("#!/bin/sh\necho inside\nexit 3\n", account=GUEST)
+    named = msgspec.structs.replace(work, spec=msgspec.structs.replace(work.spec, image=NAMED))
+    end, said = await ran(adapter, named)
+    assert end.code == 3 and said.splitlines() == [f"in docker://{NAMED.replace(':1.2@', '@')}", "inside"]
+
+    for image, images in ((NAMED.replace("team", "others"), taken), (NAMED, PoolImages())):
+        elsewhere = msgspec.structs.replace(named, spec=msgspec.structs.replace(work.spec, image=image))
+        with pytest.raises(Refused) as refused:
+            await ProcessAdapter(short_folder / "jobs", house=House(images=images)).prepare(elsewhere, None)
+        assert refused.value.code == "agent.image"

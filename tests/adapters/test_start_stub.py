@@ -14,6 +14,8 @@ import pytest
 
 from intertie.agent.adapters.stub import Start, env_sh, start_sh
 from intertie.agent.core.native import BROKEN, TOO_LATE, TWICE, StubEnded, ended_of, refused_of, started_of
+from intertie.agent.slurm.core.images import PASSED, command
+from intertie.agent.slurm.core.rules import Images
 from intertie.errors import Refused
 
 SHELLS = [shell for shell in ("dash", "bash", "busybox sh", "sh") if shutil.which(shell.split()[0])]
@@ -205,3 +207,41 @@ def test_a_name_that_no_shell_exports_is_refused(name: str) -> None:
     with pytest.raises(Refused) as refused:
         env_sh({name: "1"})
     assert refused.value.code == "agent.env_name"
+
+
+# --- images --------------------------------------------------------------------------------------------------------------------------------
+
+IMAGE = "registry.example.cn/team/train@sha256:" + "b" * 64
+# Each as its program is called: it sees what it was given, and runs what comes after its own words in the environment that it would make.
+PROGRAMS = {
+    "apptainer": '#!/bin/sh\nwhile [ "${1#docker://}" = "$1" ]; do [ "$1" != --pwd ] || { cd "$2" && shift; }; shift; done\n'
+    'echo "apptainer $1"; shift; exec "$@"\n',
+    "srun": '#!/bin/sh\nwhile [ "${1#--}" != "$1" ]; do case $1 in --container-image=*) echo "srun ${1#*=}" ;; '
+    '--container-workdir=*) cd "${1#*=}" ;; --export=ALL) all=1 ;; esac; shift; done\n[ -n "$all" ] || exec env -i "$@"\nexec "$@"\n',
+    "enroot": '#!/bin/sh\nif [ "$1" = import ]; then echo "enroot $4"; echo squash >"$3"; exit; fi\nshift\n'
+    'while [ "${1#--}" != "$1" ]; do case $1 in --env) kept="$kept $2"; shift ;; --mount) shift ;; esac; shift; done\n'
+    '[ -s "$1" ] || exit 9\nshift; cd /\nfor n in $(env | sed -n "s/^\\([A-Za-z_][A-Za-z0-9_]*\\)=.*/\\1/p"); do '
+    'case " $kept PATH " in *" $n "*) ;; *) unset "$n" ;; esac; done\nexec "$@"\n',
+}
+
+
+@pytest.mark.parametrize(
+    ("images", "seen"),
+    [
+        (Images.APPTAINER, f"apptainer docker://{IMAGE}"),
+        (Images.PYXIS, f"srun registry.example.cn#team/train:sha256:{'b' * 64}"),
+        (Images.ENROOT, f"enroot docker://registry.example.cn#team/train:sha256:{'b' * 64}"),
+    ],
+)
+async def test_in_an_image_the_script_has_its_folder_its_arguments_and_its_environment(job: Job, images: Images, seen: str) -> None:
+    """Whatever the program that runs it passes on by itself: enroot nothing, srun what sbatch was told."""
+    programs = job.folder / "bin"
+    programs.mkdir()
+    for name, text in PROGRAMS.items():
+        (programs / name).write_text(text, encoding="ascii")
+        (programs / name).chmod(0o755)
+    through = command(images, IMAGE, job.folder, names=(*PASSED, "GREETING", "NOT_SET"), cards=False)
+    job.make('echo "$GREETING $1 $(pwd) ${NOT_SET-none}"\nexit 3\n', env={"GREETING": "it's\n$HOME"}, args=["a b"], through=through)
+    assert await job.run(PATH=f"{programs}:{os.environ['PATH']}") == 3
+    assert job.text("log") == f"{seen}\nit's\n$HOME a b {job.folder}/work none\n"
+    assert job.end().code == 3

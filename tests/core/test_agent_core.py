@@ -35,6 +35,7 @@ from intertie.agent.core.devices import Holds, choose, displaceable, inventory
 from intertie.agent.core.model import Attempt, Failing, LocalWork, Moment, StartedRecord, State, StopAsked
 from intertie.agent.core.offers import LADDER, Books, NotTaken, Repeated, Taken, Terms, judge
 from intertie.agent.core.room import MIB, Floor, Space, shortage
+from intertie.contracts.image import PoolImages
 from intertie.contracts.job import Cause, Resources
 from intertie.contracts.link import OfferBody
 from intertie.contracts.site import DeviceKind, DeviceState
@@ -44,6 +45,7 @@ from intertie.ids import AttemptId, DeviceId, JobId, JournalId, PoolName, SiteNa
 AT = datetime(2026, 12, 1, tzinfo=UTC)
 NOW = Moment(AT, 1_000.0, "boot-1")
 ACME = TenantName("acme")
+IMAGE = f"registry.example.cn/team/train@sha256:{'a' * 64}"
 
 
 def terms(**changes: object) -> Terms:
@@ -59,6 +61,10 @@ def terms(**changes: object) -> Terms:
 
 def body(**changes: object) -> OfferBody:
     return msgspec.structs.replace(offer(account="guest", job="job-1", attempt="att-1"), **changes)
+
+
+def named(image: str) -> OfferBody:
+    return body(spec=msgspec.structs.replace(body().spec, image=image))
 
 
 def held(*devices: str, local: bool = False) -> Books:
@@ -93,6 +99,9 @@ RUNGS = [
     ("unknown_device", True, body(devices=[DeviceId("slot-99")]), terms(), Books()),
     ("devices", True, body(devices=[DeviceId("slot-1"), DeviceId("slot-2")]), terms(), Books()),
     ("unknown_device", True, body(), GPU_TERMS, Books()),
+    ("image", True, named(IMAGE), terms(), Books()),
+    ("image", True, named(IMAGE), terms(images=PoolImages(runtime="apptainer", sources=["nvcr.io"])), Books()),
+    ("image", True, named("nvcr.io/x:1"), terms(images=PoolImages(runtime="apptainer", sources=["*"])), Books()),
     ("no_self_stop", False, body(lease_s=60), terms(self_stop=False), Books()),
     ("device_busy", False, body(), terms(), Books(attempts={WAITS.id: WAITS})),
     ("device_busy", False, body(after=[AttemptId("att-other")]), terms(), held("slot-1")),
@@ -122,12 +131,24 @@ def test_the_ladder_is_climbed_in_this_order() -> None:
         "mode",
         "tenant",
         "shape",
+        "image",
         "lease",
         "lent",
         "owner_first",
         "busy",
         "unwell",
     ]
+
+
+def test_an_offer_whose_image_the_owner_takes_is_taken_with_it() -> None:
+    answer = judge(
+        named(IMAGE),
+        terms(images=PoolImages(runtime="apptainer", sources=["registry.example.cn/team"])),
+        Books(),
+        sent_boot_s=1.0,
+        kernel_boot="b",
+    )
+    assert isinstance(answer, Taken) and answer.attempt.spec.image == IMAGE
 
 
 def test_an_offer_that_breaks_nothing_is_taken_and_remembers_when_its_sync_was_sent() -> None:

@@ -18,11 +18,14 @@ from hypothesis import strategies as st
 from tests.fakes.agents import attempt
 
 from intertie.agent.adapters.port import NativeWork
+from intertie.agent.core.images import ImageRules
 from intertie.agent.core.rules import Rules
 from intertie.agent.kubernetes.core import words
 from intertie.agent.kubernetes.core.manifest import job_manifest, name_of
 from intertie.agent.kubernetes.core.owner import CLUSTER_VERBS, VERBS, manifests, printed
 from intertie.agent.kubernetes.core.settings import KubernetesRules, Namespace, checked
+from intertie.agent.slurm.core.rules import Images, SlurmRules
+from intertie.contracts.image import PoolImages
 from intertie.contracts.job import JobSpec, Resources
 from intertie.errors import Refused
 
@@ -267,3 +270,52 @@ def test_the_guide_names_every_setting_and_says_that_no_real_cluster_was_used(pa
 def test_an_agent_of_a_cluster_needs_no_root_to_serve_more_than_one_tenant() -> None:
     assert Rules().single_user(root=False) and not Rules().single_user(root=True)
     assert not Rules(kubernetes=rules()).single_user(root=False)
+
+
+NAMED = "registry.example.cn/team/train:1.2@sha256:" + "b" * 64
+
+
+def naming(image: str) -> NativeWork:
+    return work(spec=JobSpec(name="t", script="true", wall_s=600, image=image))
+
+
+def test_a_job_s_own_image_goes_before_the_owner_s_by_its_digest_and_only_from_where_the_owner_takes_them() -> None:
+    taken = PoolImages(runtime="kubernetes", sources=["registry.example.cn/team"])
+    told = job_manifest(naming(NAMED), rules(), NOW, taken)
+    assert pod(told)["containers"][0]["image"] == NAMED.replace(":1.2@", "@")
+    assert pod(job_manifest(work(), rules(), NOW, taken))["containers"][0]["image"] == IMAGE
+    for image, images in (
+        (NAMED, None),
+        (NAMED, PoolImages(runtime="kubernetes", sources=["registry.example.cn/te"])),
+        ("a.io/x:1", taken),
+    ):
+        with pytest.raises(Refused) as refused:
+            job_manifest(naming(image), rules(), NOW, images)
+        assert refused.value.code == "agent.image"
+    # A site whose owner names no image of their own runs jobs that name one.
+    assert pod(job_manifest(naming(NAMED), rules(image=""), NOW, taken))["containers"]
+
+
+def test_what_the_pools_of_a_site_tell_of_images_is_what_its_owner_declared() -> None:
+    """None is told as none; what could never run a job is refused when the file is read."""
+    sources = ImageRules(sources=["registry.example.cn/team"])
+    by_kubernetes, by_slurm = Rules(kubernetes=rules(), images=sources), SlurmRules(folder="/shared", images=Images.PYXIS)
+    for told, images in (
+        (Rules(), PoolImages()),
+        (Rules(kubernetes=rules()), PoolImages()),
+        (by_kubernetes, PoolImages(runtime="kubernetes", sources=["registry.example.cn/team"])),
+        (Rules(slurm=by_slurm, images=sources), PoolImages(runtime="pyxis", sources=["registry.example.cn/team"])),
+        (Rules(slurm=by_slurm), PoolImages()),
+        (Rules(images=ImageRules(sources=["*"], runtime="apptainer")), PoolImages(runtime="apptainer", sources=["*"])),
+    ):
+        assert told.pool_images() == images
+    assert by_kubernetes.owners_image("fed-acme") == IMAGE and Rules().owners_image("fed-acme") == ""
+    for wrong in (
+        Rules(images=sources),
+        Rules(slurm=SlurmRules(folder="/shared"), images=sources),
+        Rules(kubernetes=rules(), images=ImageRules(sources=["*"], runtime="apptainer")),
+        Rules(kubernetes=rules(), images=ImageRules(sources=["registry.example.cn/*"])),
+    ):
+        with pytest.raises(Refused) as refused:
+            wrong.pool_images()
+        assert refused.value.code == "agent.images" and refused.value.next_step

@@ -16,7 +16,6 @@ from intertie.agent.core.attempts import Exit
 from intertie.agent.core.containment import Hierarchies, Seen, command, groups, mounted, nested, seen
 from intertie.agent.core.devices import Holds, choose, inventory
 from intertie.agent.core.machines import (
-    Container,
     DataFolder,
     Limits,
     MachinesRules,
@@ -294,7 +293,7 @@ def test_each_tenant_sees_the_folders_that_were_declared_for_it() -> None:
 
 def test_a_container_s_command_line_shows_it_what_is_its_own_and_no_more() -> None:
     line = command(
-        Container(runtime="apptainer", image="/srv/base.sif"),
+        "/srv/base.sif",
         "/usr/bin/apptainer",
         ["/jobs/a/script", "--x"],
         work="/jobs/a/work",

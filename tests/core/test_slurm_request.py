@@ -167,13 +167,22 @@ def test_an_image_runs_by_what_the_site_has_and_by_digest_alone() -> None:
     folder = PurePath("/shared/intertie/att-1")
     image = f"registry.example/team/train@{DIGEST}"
     apptainer = command(Images.APPTAINER, image, folder)
-    assert apptainer[:3] == ["apptainer", "exec", "--nv"] and apptainer[-1] == f"docker://{image}"
-    assert f"--container-image=registry.example#team/train@{DIGEST}" in command(Images.PYXIS, image, folder)
-    assert command(Images.ENROOT, image, folder)[0] == "enroot"
+    assert apptainer[:2] == ["apptainer", "exec"] and apptainer[-2:] == ["--nv", f"docker://{image}"]
+    assert "--nv" not in command(Images.APPTAINER, image, folder, cards=False)
+    # The digest says what runs: apptainer takes no tag beside it, and enroot reads it where a tag would stand.
+    tagged = image.replace("train@", "train:1.2@")
+    assert command(Images.APPTAINER, tagged, folder) == apptainer
+    assert f"--container-image=registry.example#team/train:{DIGEST}" in command(Images.PYXIS, tagged, folder)
+    # What sbatch was told about the environment reaches srun, too.
+    assert "--export=ALL" in command(Images.PYXIS, image, folder)
+    assert command(Images.ENROOT, f"docker.io/library/ubuntu@{DIGEST}", folder)[-3:-1] == [
+        str(folder),
+        f"registry-1.docker.io#library/ubuntu:{DIGEST}",
+    ]
     for images, named, code in (
         (Images.NONE, image, "slurm.no_images"),
-        (Images.APPTAINER, "train:latest", "slurm.image"),
-        (Images.APPTAINER, f"--nv@{DIGEST}", "slurm.image"),
+        (Images.APPTAINER, "train:latest", "image.no_digest"),
+        (Images.APPTAINER, f"--nv@{DIGEST}", "image.reference"),
     ):
         with pytest.raises(Refused) as told:
             command(images, named, folder)

@@ -105,9 +105,11 @@ class Folder:
             raise Refused("agent.no_pools", f"{self.pools} is missing", next_step="join again, or put the declared pools there") from err
 
     def rules(self) -> Rules:
-        """`Refused('agent.rules')` if they cannot be read as rules."""
+        """`Refused('agent.rules')` if they cannot be read as rules, `Refused('agent.images')` if no image could run by them."""
         try:
-            return msgspec.toml.decode(self.rules_file.read_bytes(), type=Rules)
+            found = msgspec.toml.decode(self.rules_file.read_bytes(), type=Rules)
+            found.pool_images()
+            return found
         except FileNotFoundError:
             return Rules()
         except (ValueError, msgspec.DecodeError) as err:

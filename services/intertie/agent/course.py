@@ -22,6 +22,7 @@ from intertie.agent.books import save, together
 from intertie.agent.config import VERSION
 from intertie.agent.core import attempts as life
 from intertie.agent.core import logs, usage
+from intertie.agent.core.images import image_of
 from intertie.agent.core.leases import LEASE_OVER
 from intertie.agent.core.model import OPEN, Attempt, EndedRecord, Failing, StartedRecord, State, with_state
 from intertie.agent.queued import REASON, WORD, Waiting
@@ -209,6 +210,7 @@ class Course:
                 clock_error_s=error_s,
                 driver=seen.driver if seen is not None else "",
                 agent_version=VERSION,
+                image=image_of(attempt, self.site.rules.owners_image(attempt.account)),
             )
             return {Lane.SCHEDULER: [entry]}
 

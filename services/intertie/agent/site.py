@@ -192,6 +192,7 @@ class Site:
             paused=self.pause.on,
             closed=self.room.why,
             self_stop=self.adapter.self_stop,
+            images=self.rules.pool_images(),
         )
 
     def put(self, attempt: Attempt) -> None:
@@ -618,7 +619,8 @@ class Site:
         )
         now = [msgspec.structs.replace(one, native=self.native.get(one.pool)) for one in now]
         now = veiled_pools(now, {name: pool.profile for name, pool in self.pools.items()}, self.books.attempts.values())
-        now = [msgspec.structs.replace(one, seen=self.seen.get(one.pool)) for one in now]
+        images = self.rules.pool_images()
+        now = [msgspec.structs.replace(one, seen=self.seen.get(one.pool), images=images) for one in now]
         if now != self._told:
 
             def entries(following: NextSeq) -> Mapping[Lane, Sequence[EntryBase]]:

@@ -15,9 +15,11 @@ from typing import Any
 
 from intertie.agent import accounts
 from intertie.agent.core.containment import WANTED, Group, Hierarchies, command, groups, mounted, nested, seen
+from intertie.agent.core.images import must_take
 from intertie.agent.core.machines import Container, DataFolder, Limits
 from intertie.agent.core.model import Attempt
 from intertie.agent.core.rules import Rules
+from intertie.contracts.image import PoolImages
 from intertie.contracts.site import DeviceKind
 from intertie.errors import Refused
 
@@ -66,6 +68,8 @@ class House:
     limits: Limits = Limits()
     folders: Sequence[DataFolder] = ()
     container: Container | None = None
+    images: PoolImages = PoolImages()
+    """Which images that a job names run here."""
     hierarchies: Hierarchies = field(default_factory=Hierarchies)
 
     def spec(self, attempt: Attempt, argv: Sequence[str], *, work: str, shown: Sequence[str]) -> dict[str, Any]:
@@ -76,20 +80,29 @@ class House:
         if visible:
             self._must_mount()
         line = list(argv)
-        if self.container is not None:
-            program = shutil.which(self.container.runtime) or ""
-            if not program:
-                raise Refused(
-                    "agent.container_runtime",
-                    f"jobs here run in {self.container.image}, and {self.container.runtime} is not installed",
-                    next_step=f"install {self.container.runtime}, or take [machines] container out of site.toml",
-                )
-            line = command(self.container, program, argv, work=work, shown=shown, folders=visible, gpus=attempt.kind is DeviceKind.GPU)
+        if image := self._image(attempt):
+            program = self._program(*image)
+            line = command(image[1], program, argv, work=work, shown=shown, folders=visible, gpus=attempt.kind is DeviceKind.GPU)
         return {
             "argv": line,
             "limits": [_told(one) for one in self._groups(attempt)],
             "mounts": [{"path": one.path, "how": one.how} for one in visible],
         }
+
+    def _image(self, attempt: Attempt) -> tuple[str, str] | None:
+        """(runtime, image): the job's own goes before the owner's; None: it is a process as it is."""
+        if attempt.spec.image:
+            return self.images.runtime, f"docker://{must_take(attempt.spec.image, self.images).pinned}"
+        return (self.container.runtime, self.container.image) if self.container is not None else None
+
+    def _program(self, runtime: str, image: str) -> str:
+        if program := shutil.which(runtime):
+            return program
+        raise Refused(
+            "agent.container_runtime",
+            f"this job runs in {image}, and {runtime} is not installed",
+            next_step=f"install {runtime}, or take [images] and [machines] container out of site.toml",
+        )
 
     def _groups(self, attempt: Attempt) -> list[Group]:
         made, missing = groups(self.hierarchies, attempt.id, self.limits, len(attempt.devices))
@@ -127,4 +140,4 @@ def house_of(rules: Rules) -> House:
     limits = declared.limits if declared is not None else Limits()
     container = declared.container if declared is not None else None
     asked = limits.memory_mib or limits.cpus or limits.pids
-    return House(limits, tuple(rules.data), container, find_hierarchies() if asked else Hierarchies())
+    return House(limits, tuple(rules.data), container, rules.pool_images(), find_hierarchies() if asked else Hierarchies())

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from intertie.agent.core.machines import Container, DataFolder, Limits
+from intertie.agent.core.machines import DataFolder, Limits
 
 PERIOD_US = 100_000
 """Of the CPU quota: the kernels' own default."""
@@ -138,9 +138,9 @@ def nested(folders: Sequence[DataFolder]) -> tuple[str, str] | None:
 
 
 def command(
-    container: Container, program: str, argv: Sequence[str], *, work: str, shown: Sequence[str], folders: Sequence[Seen], gpus: bool
+    image: str, program: str, argv: Sequence[str], *, work: str, shown: Sequence[str], folders: Sequence[Seen], gpus: bool
 ) -> list[str]:
-    """The command line that runs `argv` in the owner's image. `shown`: the run's own folders, as they are; the environment is kept."""
+    """The command line that runs `argv` in an image (a file, or `docker://…`). `shown`: the run's own folders, as they are; the environment is kept."""
     binds = [word for path in shown for word in ("--bind", f"{path}:{path}")]
     binds += [word for one in folders if one.how != "hidden" for word in ("--bind", f"{one.path}:{one.path}:{one.how}")]
     return [
@@ -153,6 +153,6 @@ def command(
         "--pwd",
         work,
         *binds,
-        container.image,
+        image,
         *argv,
     ]

@@ -9,9 +9,11 @@ from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field
 
 from intertie.agent.core.devices import Holds, Pool
+from intertie.agent.core.images import refusal
 from intertie.agent.core.model import OPEN, Attempt, Failing, State
 from intertie.agent.core.requests import JobOfferingRule
 from intertie.agent.core.reserved import Held, Note
+from intertie.contracts.image import PoolImages
 from intertie.contracts.link import OfferBody
 from intertie.contracts.site import AccessMode, DeviceKind, DeviceState
 from intertie.ids import AttemptId, DeviceId, JobId, PoolName, SiteName, TenantName
@@ -38,6 +40,8 @@ class Terms:
     """Supervisors here end leased work without the agent."""
     may_run_as: Callable[[str], str] = lambda account: ""
     """Empty if the local account may run jobs here, else why not (unknown, root, the agent's own uid)."""
+    images: PoolImages = PoolImages()
+    """Which images that a job names run here."""
 
 
 @dataclass(slots=True)
@@ -190,6 +194,10 @@ def _shape(body: OfferBody, terms: Terms, books: Books) -> Failing | None:
     return None
 
 
+def _image(body: OfferBody, terms: Terms, books: Books) -> Failing | None:
+    return refusal(body.spec.image, body.pool, terms.images)
+
+
 def _lease(body: OfferBody, terms: Terms, books: Books) -> Failing | None:
     if body.lease_s > 0 and not terms.self_stop:
         return Failing(code="no_self_stop", text="nothing here ends work at the end of its lease while the agent is away")
@@ -245,4 +253,20 @@ def _unwell(body: OfferBody, terms: Terms, books: Books) -> Failing | None:
     return None
 
 
-LADDER = (_wrong_site, _tombstone, _stale, _paused, _closed, _pool, _mode, _tenant, _shape, _lease, _lent, _owner_first, _busy, _unwell)
+LADDER = (
+    _wrong_site,
+    _tombstone,
+    _stale,
+    _paused,
+    _closed,
+    _pool,
+    _mode,
+    _tenant,
+    _shape,
+    _image,
+    _lease,
+    _lent,
+    _owner_first,
+    _busy,
+    _unwell,
+)

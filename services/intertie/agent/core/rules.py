@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import msgspec
 
+from intertie.agent.core import images
+from intertie.agent.core.images import ImageRules
 from intertie.agent.core.machines import DataFolder, MachinesRules
 from intertie.agent.core.place import LinkWay, Tells
 from intertie.agent.core.probing import ProbeRules
 from intertie.agent.core.requests import JobOfferingRule
 from intertie.agent.endpoint.rules import EndpointRule
 from intertie.agent.kubernetes.core.settings import KubernetesRules
-from intertie.agent.slurm.core.rules import Become, SlurmRules
+from intertie.agent.slurm.core.rules import Become, Images, SlurmRules
 from intertie.agent.sources.settings import TelemetrySource
+from intertie.contracts.image import PoolImages
 
 
 class Rules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -43,6 +46,26 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """`[machines]`: a pool of machines, whose head this agent is (ops/docs/machines.md)."""
     data: list[DataFolder] = []
     """`[[data]]`: folders of this site that tenants' jobs may read or write; enforced, not advised."""
+    images: ImageRules | None = None
+    """`[images]`: from where the images come that jobs may name; without it none is run."""
+
+    def pool_images(self) -> PoolImages:
+        """What the pools tell of images that jobs name. `Refused('agent.images')` for a table that cannot be meant."""
+        runtime = self.images.runtime if self.images is not None else ""
+        if self.kubernetes is not None:
+            runtime = "kubernetes"
+        elif self.slurm is not None:
+            runtime = "" if self.slurm.images is Images.NONE else self.slurm.images.value
+        if self.images is not None:
+            images.check(self.images, runtime, own_queue=self.kubernetes is not None or self.slurm is not None)
+        return images.told_of(self.images, runtime)
+
+    def owners_image(self, account: str) -> str:
+        """What work of this account runs in that names no image, by digest; empty: nothing that has one (a file of the owner's is theirs alone)."""
+        if self.kubernetes is None:
+            return ""
+        space = self.kubernetes.namespaces.get(account)
+        return (space.image if space is not None else "") or self.kubernetes.image
 
     def single_user(self, *, root: bool) -> bool:
         """Whether all work here runs as the agent's own user. A cluster of the site's own changes accounts by its own means, without root."""

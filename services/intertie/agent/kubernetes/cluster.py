@@ -35,6 +35,7 @@ from intertie.agent.kubernetes.core.words import is_ours, launch_trouble, of_pod
 from intertie.agent.kubernetes.records import Records, Run
 from intertie.agent.kubernetes.sight import Found, Sight
 from intertie.clock import Clock
+from intertie.contracts.image import PoolImages
 from intertie.errors import Conflict, NotFound, Refused, Unavailable
 from intertie.ids import AttemptId
 from intertie.observe import log
@@ -58,7 +59,11 @@ class Version(msgspec.Struct, frozen=True, rename="camel"):
 class KubernetesCluster:
     """`rules` are the owner's, `folder` is on the agent's own disk. Streams begin with the first verb; `await close()` at the end."""
 
-    def __init__(self, rules: KubernetesRules, folder: Path, clock: Clock, *, api: Api | None = None) -> None:
+    def __init__(
+        self, rules: KubernetesRules, folder: Path, clock: Clock, *, images: PoolImages | None = None, api: Api | None = None
+    ) -> None:
+        """`images`: which of them that a job names are run; None: none."""
+        self.images = images or PoolImages()
         self.rules = checked(rules)
         self.clock = clock
         self.api = api or Api(rules, clock)
@@ -96,7 +101,7 @@ class KubernetesCluster:
         tag, account = work.attempt.id, work.attempt.account
         if (run := self.records.runs.get(tag)) is not None:
             return run.job
-        body = job_manifest(work, self.rules, self.clock.now())  # `start_by` is by this host's clock.
+        body = job_manifest(work, self.rules, self.clock.now(), self.images)  # `start_by` is by this host's clock.
         await self._fits(work)
         name = name_of(work.attempt)
         try:

@@ -11,9 +11,11 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from intertie.agent.adapters.port import NativeWork
+from intertie.agent.core.images import must_take
 from intertie.agent.core.model import Attempt
 from intertie.agent.kubernetes.core.quantity import quantity
 from intertie.agent.kubernetes.core.settings import IMAGE, KubernetesRules, Namespace, namespace_of
+from intertie.contracts.image import PoolImages
 from intertie.errors import Refused
 
 LABEL_ATTEMPT = "intertie.io/attempt"
@@ -38,11 +40,12 @@ def name_of(attempt: Attempt) -> str:
     return f"{attempt.job}-e{attempt.epoch}g{attempt.generation}".lower()[:63]
 
 
-def job_manifest(work: NativeWork, rules: KubernetesRules, now: datetime, image: str = "") -> dict[str, Any]:
-    """What is created. `Refused`: the namespace is not the mapping's, the image has no digest, the folder is not in the namespace's volume."""
+def job_manifest(work: NativeWork, rules: KubernetesRules, now: datetime, images: PoolImages | None = None) -> dict[str, Any]:
+    """What is created. `Refused`: the namespace is not the mapping's, its image is not one of `images` or has no digest, the folder is not in its volume."""
     attempt = work.attempt
     namespace = namespace_of(rules, attempt.account, attempt.tenant)
-    picture = _image(image or namespace.image or rules.image, attempt.account)
+    named = must_take(attempt.spec.image, images or PoolImages()).pinned if attempt.spec.image else ""
+    picture = named or _image(namespace.image or rules.image, attempt.account)
     folder = _folder(work, namespace)
     pending_s = max(0, int((work.start_by - now).total_seconds()))
     running_s = attempt.spec.wall_s + work.grace_s + SLACK_S
