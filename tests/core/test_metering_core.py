@@ -394,6 +394,7 @@ def test_one_time_zone_for_all_that_one_tenant_might_come_under(held: str, asked
         next_revision(ask, [spec(consumer=held)], SpecId("spec-9"), "ann", T0)
     except Conflict as conflict:
         assert (conflict.code, refused) == ("metering.time_zone", True)
+        assert "--time-zone " in conflict.next_step
     else:
         assert not refused
 

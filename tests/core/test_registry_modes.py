@@ -148,6 +148,24 @@ def test_a_phase_moves_as_the_table_says_and_never_otherwise(before: Phase, afte
         assert caught.value.code == "registry.phase.forbidden"
 
 
+@pytest.mark.parametrize(
+    ("before", "wanted", "named"),
+    [
+        (Phase.PILOT, Phase.PRODUCTION, "parallel"),
+        (Phase.SUSPENDED, Phase.PRODUCTION, "parallel"),
+        (Phase.CANDIDATE, Phase.PRODUCTION, "pilot"),
+        (Phase.CANDIDATE, Phase.PARALLEL, "pilot"),
+        (Phase.CLOSED, Phase.PRODUCTION, "candidate"),
+        (Phase.PILOT, Phase.CANDIDATE, ""),
+    ],
+)
+def test_a_forbidden_move_names_the_first_step_of_the_way_and_never_the_closing(before: Phase, wanted: Phase, named: str) -> None:
+    with pytest.raises(Refused) as caught:
+        modes.moved(pool(phase=before), moving(wanted), own=False, spec=SPEC)
+    step = caught.value.next_step
+    assert f" {named} --reason" in step if named else step.startswith("intertie pool history")
+
+
 def test_what_is_suspended_never_goes_back_to_production_in_one_step() -> None:
     assert (Phase.SUSPENDED, Phase.PRODUCTION) not in PHASE_MOVES
     assert (Phase.PILOT, Phase.PRODUCTION) not in PHASE_MOVES

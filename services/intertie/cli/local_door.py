@@ -48,7 +48,7 @@ def find_socket(data: str | None) -> str:
     raise Unavailable(
         "local.no_agent",
         "there is no agent's socket on this machine" if language() == "en" else "本机没有接入端的套接字",
-        next_step="start it: intertie agent run --data DIR; or name its folder: intertie local --data DIR …",
+        next_step="start it: intertie agent run --data DIR; or name its folder: --data DIR (intertie local --data DIR …)",
     )
 
 

@@ -10,6 +10,7 @@ import click
 import msgspec
 
 from intertie.cli.calls import tell_calls
+from intertie.cli.client import Client
 from intertie.cli.offerings import price_text
 from intertie.cli.out import json_option, line, local, note, outcome_text, print_json, table
 from intertie.cli.session import connect
@@ -182,7 +183,7 @@ def read_call_price(text: str) -> CallPrice:
 @click.option("--pays", "payers", multiple=True, help="END=WHO, such as job=tenant or site=site; the others as usual.")
 @click.option("--rounding", default="0.0001", show_default=True, help="Money is rounded to this, once per attempt.")
 @click.option("--minimum", "minimum_s", type=click.IntRange(0), default=0, help="Seconds charged at least.")
-@click.option("--time-zone", default="Asia/Shanghai", show_default=True, help="Cuts the periods.")
+@click.option("--time-zone", help="Cuts the periods (default: as its provider's other agreements do; the first: Asia/Shanghai).")
 @click.option(
     "--from",
     "effective",
@@ -202,11 +203,13 @@ def agree(
     payers: tuple[str, ...],
     rounding: str,
     minimum_s: int,
-    time_zone: str,
+    time_zone: str | None,
     effective: datetime | None,
     as_json: bool,
 ) -> None:
     """Agree a meter spec, or the next revision of the one between the same two parties."""
+    client = connect()
+    zone = time_zone or _zone_of(client, provider, consumer)
     pays: dict[str, WhoPays] = {}
     for pair in payers:
         end, _, who = pair.partition("=")
@@ -217,7 +220,7 @@ def agree(
     if effective is not None and effective.tzinfo is None:
         from zoneinfo import ZoneInfo
 
-        effective = effective.replace(tzinfo=ZoneInfo(time_zone))
+        effective = effective.replace(tzinfo=ZoneInfo(zone))
     body = AgreeSpec(
         title=title,
         provider=provider,
@@ -228,15 +231,22 @@ def agree(
         pays=pays or None,
         rounding=Decimal(rounding),
         minimum_us=minimum_s * 1_000_000,
-        time_zone=time_zone,
+        time_zone=zone,
         effective_from=effective,
         call_prices=[read_call_price(p) for p in call_prices],
     )
-    spec = connect().post("/v1/meter-specs", MeterSpec, body)
+    spec = client.post("/v1/meter-specs", MeterSpec, body)
     if as_json:
         print_json(spec)
     else:
         line(f"{spec.spec} revision {spec.revision}")
+
+
+def _zone_of(client: Client, provider: str, consumer: str) -> str:
+    """The time zone of what was agreed with this provider already, with this consumer above all: periods of one tenant are cut in one way."""
+    known = [spec for spec in client.get("/v1/meter-specs", SpecsReply, {"party": provider}).specs if spec.provider == provider]
+    last = max(known, key=lambda spec: (spec.consumer == consumer, spec.effective_from), default=None)
+    return last.time_zone if last is not None else "Asia/Shanghai"
 
 
 @meterspec.command("list")

@@ -154,7 +154,11 @@ class IdentityStore(ABC):
             if record.tenant is not None:
                 known = await rows.tenant(record.tenant)
                 if known is None or not known.record.active:
-                    raise NotFound("identity.tenant_unknown", f"there is no tenant {record.tenant}", next_step="intertie tenant create")
+                    raise NotFound(
+                        "identity.tenant_unknown",
+                        f"there is no tenant {record.tenant}",
+                        next_step=f"intertie tenant create {record.tenant}",
+                    )
             if record.site is not None and await rows.site(record.site) is None and not await rows.open_invitations(record.site):
                 raise NotFound(
                     "identity.site_unknown", f"there is no site {record.site}, nor is one invited", next_step="intertie site invite"

@@ -162,7 +162,11 @@ class Gate:
             if kept is None or now >= kept.expires or not hmac.compare_digest(kept.used_by or asked.key, asked.key):
                 raise Denied("machines.token", "this token is unknown here, used or too old", next_step="at the head: intertie node token")
             if kept.node is not None and kept.node != asked.node:
-                raise Denied("machines.token_name", f"this token is for node {kept.node}, not for {asked.node}")
+                raise Denied(
+                    "machines.token_name",
+                    f"this token is for node {kept.node}, not for {asked.node}",
+                    next_step=f"say which node this machine is: intertie node join --node {kept.node} …",
+                )
             cursor.execute("UPDATE token SET body = ? WHERE digest = ?", (encode(msgspec.structs.replace(kept, used_by=asked.key)), digest))
 
         def free(known: NodeKept | None) -> NodeKept | None:

@@ -80,7 +80,11 @@ def invite(request: InviteSite, tenant: TenantRecord | None, known: SiteAccount 
     """An invitation. A known site may be invited again (lost keys, a new machine): its joining replaces the keys."""
     name(request.site, "site")
     if tenant is None or not tenant.active:
-        raise NotFound("identity.tenant_unknown", f"there is no tenant {request.owner_tenant}", next_step="make the owner's tenant first")
+        raise NotFound(
+            "identity.tenant_unknown",
+            f"there is no tenant {request.owner_tenant}",
+            next_step=f"make the owner's tenant first: intertie tenant create {request.owner_tenant}",
+        )
     if known is not None and known.kind != request.kind:
         raise Conflict("identity.site_kind", f"site {known.site} is of kind {known.kind}, not {request.kind}")
     return Invitation(
@@ -231,11 +235,11 @@ def claimed_site(signed: str) -> SiteName | None:
 def map_account(request: MapAccount, site: SiteAccount | None, tenant: TenantRecord | None) -> MappingRecord | None:
     """The mapping that shall stand; None: it is removed. Never a privileged account, and on a single-user site only the owner's own tenant."""
     if site is None:
-        raise NotFound("identity.site_unknown", f"there is no site {request.site}")
+        raise NotFound("identity.site_unknown", f"there is no site {request.site}", next_step="intertie site list")
     if request.account is None:
         return None
     if tenant is None or not tenant.active:
-        raise NotFound("identity.tenant_unknown", f"there is no tenant {request.tenant}")
+        raise NotFound("identity.tenant_unknown", f"there is no tenant {request.tenant}", next_step="intertie tenant list")
     if site.single_user:
         if request.tenant != site.owner_tenant:
             raise Refused(

@@ -76,11 +76,19 @@ def next_revision(ask: AgreeSpec, specs: Sequence[MeterSpec], new_id: SpecId, ag
     same = [spec for spec in specs if (spec.provider, spec.consumer) == (ask.provider, ask.consumer)]
     # One currency for all that a tenant might come under: a statement has one, and an allowance too.
     if other := next((s for s in specs if s.provider == ask.provider and s.currency != ask.currency), None):
-        raise Conflict("metering.currency", f"{ask.provider} settles in {other.currency} ({other.spec}), not in {ask.currency}")
+        raise Conflict(
+            "metering.currency",
+            f"{ask.provider} settles in {other.currency} ({other.spec}), not in {ask.currency}",
+            next_step=f"agree it with --currency {other.currency}",
+        )
     last = max(same, key=lambda spec: spec.revision, default=None)
     # Another zone would move the borders of periods that are already on statements: hours would be charged twice, or never.
     if other := next((s for s in specs if _may_replace(ask, s) and s.time_zone != ask.time_zone), None):
-        raise Conflict("metering.time_zone", f"{other.spec} settles by {other.time_zone}, not by {ask.time_zone}")
+        raise Conflict(
+            "metering.time_zone",
+            f"{other.spec} settles by {other.time_zone}, not by {ask.time_zone}",
+            next_step=f"agree it with --time-zone {other.time_zone}",
+        )
     return MeterSpec(
         spec=last.spec if last else new_id,
         revision=last.revision + 1 if last else 1,

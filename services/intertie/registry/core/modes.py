@@ -99,6 +99,19 @@ def agreed_spec(specs: Sequence[MeterSpec], record: PoolRecord, *, now: datetime
     return max(mine, key=lambda spec: (spec.effective_from, spec.revision), default=None)
 
 
+def _way_to(phase: Phase, before: Phase, where: str) -> str:
+    """The first move on the shortest way to `phase`; never one that nobody asked for, such as closing the pool."""
+    towards, seen = [phase], {phase}
+    for after in towards:
+        if (before, after) in PHASE_MOVES:
+            return f"intertie pool phase {where} {after.value} --reason WHY"
+        # Nobody is sent through a closed or a suspended pool on the way to another phase.
+        steps = [step for step, to in PHASE_MOVES if to is after and step not in seen and step not in (Phase.CLOSED, Phase.SUSPENDED)]
+        towards += steps
+        seen.update(steps)
+    return f"intertie pool history {where}"
+
+
 def moved(record: PoolRecord, request: MovePhase, *, own: bool, spec: MeterSpec | None) -> tuple[PoolRecord, PoolMove]:
     """The pool in its next phase, and the move. `own`: who asks belongs to the site, or is its owner by name."""
     where, move = f"{request.site}/{request.pool}", (record.phase, request.phase)
@@ -107,7 +120,7 @@ def moved(record: PoolRecord, request: MovePhase, *, own: bool, spec: MeterSpec 
         raise Refused(
             "registry.phase.forbidden",
             f"pool {where} is {record.phase.value}, and cannot become {request.phase.value}: it may become {', '.join(allowed)}",
-            next_step=f"intertie pool phase {where} {allowed[0]} --reason WHY",
+            next_step=_way_to(request.phase, record.phase, where),
         )
     if move in PHASE_FORWARD and own:
         raise Refused(
@@ -119,7 +132,7 @@ def moved(record: PoolRecord, request: MovePhase, *, own: bool, spec: MeterSpec 
         raise Refused(
             "registry.phase.no_spec",
             f"no meter spec is agreed between site {request.site} and the platform: without one pool {where} does not become {request.phase.value}",
-            next_step="intertie meterspec agree",
+            next_step=f"intertie meterspec agree --title TITLE --provider {request.site} --consumer platform --price slot=AMOUNT",
         )
     if request.phase is Phase.CLOSED and (held := ours(record)):
         raise Conflict(
