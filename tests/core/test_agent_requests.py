@@ -91,10 +91,18 @@ def test_what_is_outside_the_bounds_is_declined_with_its_numbers(
         (rule(max_per_day=1), [running(YESTERDAY, State.ENDED)], []),
         (rule(max_at_once=1), [running(TODAY, State.ENDED), attempt(state=State.RUNNING)], [waiting(None)]),
         (rule(tenants=["acme"]), [], []),
+        (rule(max_at_once=1, max_per_day=1), [], [msgspec.structs.replace(waiting(TODAY), offering="other")]),
     ],
 )
 def test_what_is_within_the_bounds_is_accepted(by: JobOfferingRule, attempts: list[Attempt], pending: list[Pending]) -> None:
     assert judge(asked(), by, attempts, pending, local=LOCAL) == Accept()
+
+
+@pytest.mark.parametrize("price", ["NaN", "-1", "Infinity", float("nan")])
+def test_a_price_that_cannot_be_compared_is_refused_where_it_is_read(price: object) -> None:
+    written = {**msgspec.to_builtins(rule()), "price_per_hour": price}
+    with pytest.raises(msgspec.ValidationError, match="price_per_hour is an amount from 0"):
+        msgspec.convert(written, JobOfferingRule)
 
 
 def test_by_hand_is_asked_of_a_person_whatever_the_hour() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
@@ -97,6 +98,21 @@ async def test_nothing_that_leaves_the_site_about_a_request_names_a_card_a_proce
         for entry in said:
             if isinstance(entry, Inventory):
                 assert [(p.devices, p.waiting, p.native) for p in entry.pools] == [([], 0, None)]
+
+
+async def test_what_its_owner_is_declining_does_not_begin_meanwhile(short_folder: Path) -> None:
+    """Accepted, and its cards come free in the moment of the no."""
+    async with a_site(short_folder, pools=[service()], rules=rules("by-hand")) as world:
+        body = asked()
+        await world.tell(world.offered(body))
+        await world.site.pause.press(until=None, by="owner", reason="mine")
+        told = await world.site.requests.accept(body.attempt, by="owner")
+        assert told.word == "accepted" and body.attempt in world.site.requests.pending
+        await world.site.pause.resume(by="owner")
+        requests = world.site.requests
+        await asyncio.gather(requests.decline(body.attempt, by="owner", reason="not today"), requests.tick())
+        said = [type(entry) for entry in await world.entries() if isinstance(entry, Claimed | OfferRefused)]
+        assert said == [OfferRefused] and world.site.books.holds.holder == {}
 
 
 async def test_a_request_by_hand_waits_for_its_owner_and_his_words_go_back(short_folder: Path) -> None:

@@ -5,6 +5,7 @@ A request that was accepted becomes an ordinary claim; from there `site` and `co
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -54,6 +55,8 @@ class Requests:
         self.pending: dict[AttemptId, Pending] = {}
         self.understood = False
         """The registry was heard to know job offerings."""
+        self._turn = asyncio.Lock()
+        """One answer at a time: a request that is being declined does not begin meanwhile."""
 
     def offerings(self) -> Mapping[str, JobOfferingRule]:
         """By name; only of pools in which the owner decides."""
@@ -79,7 +82,7 @@ class Requests:
         if len(self.pending) >= MOST_PENDING:
             await self._refuse(offer, body, Failing(code="declined", text=f"{MOST_PENDING} requests wait for an answer here already"))
             return
-        await self._keep(Pending(offer=offer, received=now, answer_by=answer_by), handled(offer.id))
+        await self._keep(Pending(offer=offer, received=now, answer_by=answer_by, offering=body.offering), handled(offer.id))
         await self.look(offer.attempt)
 
     async def tick(self) -> None:
@@ -91,6 +94,10 @@ class Requests:
 
     async def look(self, name: AttemptId) -> None:
         """Answer one request, if it can be answered now."""
+        async with self._turn:
+            await self._look(name)
+
+    async def _look(self, name: AttemptId) -> None:
         one = self.pending.get(name)
         if one is None:
             return
@@ -159,21 +166,23 @@ class Requests:
 
     async def accept(self, name: AttemptId, *, by: str) -> LocalRequest:
         """The owner's yes. It begins as soon as cards are free."""
-        one = self._asked(name)
-        if one.accepted_at is None:
-            one = msgspec.structs.replace(one, accepted_by=by, accepted_at=self._site.clock.now(), waits="")
-            await self._keep(one)
-            LOG.info("a request is accepted", attempt=name, by=by)
-        told = self._shown(one)
-        await self.look(name)
+        async with self._turn:
+            one = self._asked(name)
+            if one.accepted_at is None:
+                one = msgspec.structs.replace(one, accepted_by=by, accepted_at=self._site.clock.now(), waits="")
+                await self._keep(one)
+                LOG.info("a request is accepted", attempt=name, by=by)
+            told = self._shown(one)
+            await self._look(name)
         return told
 
     async def decline(self, name: AttemptId, *, by: str, reason: str) -> LocalRequest:
         """The owner's no, with his words. What has begun is not declined but reclaimed."""
-        one = self._asked(name)
-        told = self._shown(one)
-        LOG.info("a request is declined", attempt=name, by=by)
-        await self._refuse(one.offer, self._body(one.offer), Failing(code="declined", text=reason))
+        async with self._turn:
+            one = self._asked(name)
+            told = self._shown(one)
+            LOG.info("a request is declined", attempt=name, by=by)
+            await self._refuse(one.offer, self._body(one.offer), Failing(code="declined", text=reason))
         return told
 
     def _asked(self, name: AttemptId) -> Pending:

@@ -55,6 +55,11 @@ class JobOfferingRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     accept: Annotated[str, msgspec.Meta(pattern="^(rule|by-hand)$")]
     bounds: Bounds = Bounds()
 
+    def __post_init__(self) -> None:
+        """Refused where it is read: what cannot be compared would stop whoever compares it."""
+        if not (self.price_per_hour.is_finite() and self.price_per_hour >= 0):
+            raise ValueError(f'price_per_hour is an amount from 0, such as "6.00", not {self.price_per_hour}')
+
     def told(self) -> JobOffering:
         """What the hub may know of it."""
         return JobOffering(
@@ -82,6 +87,8 @@ class Pending(msgspec.Struct, frozen=True, kw_only=True):
     """The owner's yes; it begins as soon as cards are free, until `answer_by` (by rule), or for as long as the owner lets it."""
     accepted_at: Instant | None = None
     waits: str = ""
+    offering: str = ""
+    """Empty: kept by an agent that did not note it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +132,9 @@ def judge(
     if bounds.hours and not any(_inside(window, local) for window in bounds.hours):
         return Decline(f"offering {rule.name} is answered during {', '.join(bounds.hours)}, it is {local:%H:%M} here")
     mine = [a for a in attempts if a.offering == rule.name and a.id != body.attempt]
-    waiting = [one for one in pending if one.accepted_at is not None and one.offer.attempt != body.attempt]
+    waiting = [
+        one for one in pending if one.accepted_at is not None and one.offer.attempt != body.attempt and one.offering in (rule.name, "")
+    ]
     at_once = sum(a.state in OPEN for a in mine) + len(waiting)
     if bounds.max_at_once is not None and at_once >= bounds.max_at_once:
         return Decline(f"{at_once} requests of {rule.name} are under way, {bounds.max_at_once} at once is the owner's limit")
