@@ -10,6 +10,8 @@ from tests.edges.test_agent_queue import a_cluster, over
 from tests.fakes.agents import offer, pool
 from tests.fakes.sites import a_site
 
+from intertie.agent.adapters.fake_cluster import FakeCluster
+from intertie.agent.adapters.port import Described
 from intertie.agent.around import Around
 from intertie.agent.core.rights import rights
 from intertie.clock import SystemClock
@@ -103,3 +105,19 @@ async def test_two_pools_of_one_scheduler_share_no_name(short_folder: Path) -> N
     around = Around(cluster, over(short_folder, cluster), CLOCK, [profile(), second], 30.0)
     names = [device.id for one in around.pools for device in one.devices]
     assert len(names) == len(set(names)) == 6
+
+
+class OddCluster(FakeCluster):
+    """Describes itself in words that our own parser breaks on."""
+
+    async def describe(self) -> Described:
+        raise KeyError("nobody foresaw this")
+
+
+async def test_a_description_that_breaks_our_parser_ends_no_agent(short_folder: Path) -> None:
+    cluster = OddCluster(CLOCK, nodes={"n1": 8})
+    adapter = over(short_folder, cluster)
+    async with a_site(short_folder, adapter=adapter, pools=[rights(profile())]) as world:
+        around = Around(cluster, adapter, CLOCK, [profile()], 0.2)
+        assert count(dict(await around.look(world.site.books))) == {DeviceState.UNKNOWN: 4}
+        assert around.why == "KeyError"

@@ -74,6 +74,10 @@ class Around:
             LOG.warning(
                 "the site's scheduler does not describe itself: what was last seen keeps its age", cluster=self.cluster.name, why=self.why
             )
+        except Exception as err:
+            # A fault of ours in reading an answer ends no agent: its jobs go on, and what was last seen keeps its age.
+            LOG.exception("the description of the site's scheduler broke", cluster=self.cluster.name)
+            self.why = type(err).__name__
         else:
             self.seen_at, self.why = self.clock.now(), ""
         self.looks.count()

@@ -41,8 +41,11 @@ class Client(Protocol):
     async def close(self) -> None: ...
 
 
-class Expired(Exception):
+class Expired(Unavailable):
     """410: that resource version is too old, list again."""
+
+    def __init__(self, text: str = "that resource version is gone") -> None:
+        super().__init__("kubernetes.expired", text, retry_after_s=1)
 
 
 class Api:
@@ -246,7 +249,7 @@ async def _refuse(response: aiohttp.ClientResponse, method: str, path: str) -> N
         case 409:
             raise Conflict("kubernetes.conflict", text, details={"reason": status.reason or ""})
         case 410:
-            raise Expired
+            raise Expired(text)
         case 400 | 405 | 413 | 415 | 422:
             raise Refused("kubernetes.invalid", text)
     raise Unavailable("kubernetes.unavailable", f"{response.status} {text}", retry_after_s=_after(response))

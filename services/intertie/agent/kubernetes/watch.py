@@ -59,6 +59,12 @@ class Stream(Generic[T]):
                 self._lapse(err.text)
                 await asyncio.sleep(pause_s)
                 pause_s = min(LAST_PAUSE_S, pause_s * 2)
+            except Exception as err:
+                # A fault of ours in reading a line is no reason to call what was seen before it current for ever.
+                LOG.exception("a watch broke", path=self.path)
+                self._lapse(f"{type(err).__name__} while watching")
+                self.kept.version = ""
+                await asyncio.sleep(LAST_PAUSE_S)
 
     def _lapse(self, why: str) -> None:
         self.current, self.why = False, why

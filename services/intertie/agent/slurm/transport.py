@@ -10,11 +10,12 @@ import asyncio
 import contextlib
 import io
 import os
+import selectors
 import shlex
 import signal
 import subprocess
 import tempfile
-import threading
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 ANSWER_BYTES = 128 * 1024 * 1024
 ERROR_BYTES = 65_536
 PART_BYTES = 1 << 18
+# Between looks whether a command was given up, and how long one that was killed is waited for: it may be somebody else's.
+LOOK_S, REAP_S = 0.5, 1.0
 # To reach a login node, key exchange included.
 CONNECT_S = 15.0
 
@@ -115,18 +118,20 @@ class _Process:
     ) -> None:
         self.argv, self.env, self.who, self.timeout_s, self.limit = list(argv), dict(env), who, timeout_s, limit
         self._process: subprocess.Popen[bytes] | None = None
-        self._late = False
+        self._until_s = 0.0
+        self._over = False
         if who is not None:
             self.env |= {"USER": who.name, "LOGNAME": who.name, "HOME": who.home}
 
     def kill(self) -> None:
+        """What is below it in a session of its own, or somebody else's (sudo's), may live on: nobody waits for it."""
+        self._over = True
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)
 
-    def _give_up(self) -> None:
-        self._late = True
-        self.kill()
+    def _left_s(self) -> float:
+        return 0.0 if self._over else self._until_s - time.monotonic()
 
     def run(self, stdin: Path | bytes, out: Path | None = None) -> Done:
         with contextlib.ExitStack() as stack:
@@ -138,36 +143,43 @@ class _Process:
                 fed.write(stdin)
                 fed.seek(0)
             error = stack.enter_context(tempfile.TemporaryFile())
+            told: IO[bytes] = stack.enter_context(out.open("wb")) if out is not None else io.BytesIO()
+            self._until_s = time.monotonic() + self.timeout_s
             process = self._start(fed, error)
             self._process = process
-            timer = threading.Timer(self.timeout_s, self._give_up)
-            timer.daemon = True
-            timer.start()
-            told: IO[bytes] = stack.enter_context(out.open("wb")) if out is not None else io.BytesIO()
+            assert process.stdout is not None
+            stack.enter_context(process.stdout)
             try:
-                size = self._take(process, told)
-                code = process.wait()
+                size = self._take(process.stdout.fileno(), told)
+                if size > self.limit:
+                    raise Unavailable("slurm.too_much", f"{self.argv[0]} answered with more than {self.limit} bytes")
+                code = process.wait(max(0.0, self._left_s()))
+            except (TimeoutError, subprocess.TimeoutExpired) as err:
+                raise Unsure("slurm.no_answer", f"{self.argv[0]} had no answer within {self.timeout_s:g} s") from err
             finally:
-                timer.cancel()
-                if process.stdout is not None:
-                    process.stdout.close()
-            if self._late:
-                raise Unsure("slurm.no_answer", f"{self.argv[0]} had no answer within {self.timeout_s:g} s")
-            if size > self.limit:
-                raise Unavailable("slurm.too_much", f"{self.argv[0]} answered with more than {self.limit} bytes")
+                if process.poll() is None:
+                    self.kill()
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        process.wait(REAP_S)
             error.seek(0)
             return Done(code, told.getvalue() if isinstance(told, io.BytesIO) else b"", error.read(ERROR_BYTES))
 
-    def _take(self, process: subprocess.Popen[bytes], told: IO[bytes]) -> int:
-        """Its whole standard output, as far as the limit: how much it was."""
-        assert process.stdout is not None
+    def _take(self, stdout: int, told: IO[bytes]) -> int:
+        """Its whole standard output, as far as the limit: how much it was. `TimeoutError` at the end of its time, whoever holds the pipe then."""
         size = 0
-        while part := process.stdout.read(PART_BYTES):
-            size += len(part)
-            if size > self.limit:
-                self.kill()
-                break
-            told.write(part)
+        with selectors.DefaultSelector() as ready:
+            ready.register(stdout, selectors.EVENT_READ)
+            while size <= self.limit:
+                if (left_s := self._left_s()) <= 0:
+                    raise TimeoutError
+                # In steps: who cancels it meanwhile is noticed.
+                if not ready.select(min(left_s, LOOK_S)):
+                    continue
+                part = os.read(stdout, PART_BYTES)
+                if not part:
+                    break
+                size += len(part)
+                told.write(part)
         return size
 
     def _start(self, fed: IO[bytes], error: IO[bytes]) -> subprocess.Popen[bytes]:
