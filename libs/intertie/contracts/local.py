@@ -288,9 +288,9 @@ class LocalStatus(Contract, frozen=True, kw_only=True):
     paused: LocalPaused | None = None
     disk: DiskState | None = None
     absence: Absence | None = None
+    """The one that lasts, else the last one."""
     requests: NonNegative = 0
     """Job requests that wait for a person of this site."""
-    """The one that lasts, else the last one."""
 
 
 class AllowDrill(Contract, frozen=True, kw_only=True):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, cast
 
 from tests.sim.mutants.base import Mutant, swapped, together
 from tests.sim.mutants.restores import a_restored_journal_is_trusted, what_is_acknowledged_is_forgotten
@@ -11,6 +11,7 @@ from tests.sim.mutants.restores import a_restored_journal_is_trusted, what_is_ac
 from intertie.agent.journal import SqliteJournal
 from intertie.contracts.link import Lane
 from intertie.lane.keeper import LaneKeeper
+from intertie.lane.tables import LaneTables
 from intertie.link.keeper import judge
 from intertie.sim.disk import SimJournal
 
@@ -43,7 +44,7 @@ def acknowledges_before_the_commit() -> Any:
     async def first_the_word(self: LaneKeeper, group: Any) -> Any:
         verdicts = []
         for waiting in group:
-            row = await self._tables.site(self._lane, waiting.site)
+            row = await cast(LaneTables, self._tables).site(self._lane, waiting.site)
             verdicts.append(judge(row, None, waiting.sync, waiting.received, epoch=1, single=True))
         for waiting, verdict in zip(group, verdicts, strict=True):
             self._answers.put((waiting, verdict))

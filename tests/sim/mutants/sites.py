@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 from tests.sim.mutants.base import (
@@ -25,6 +25,7 @@ from intertie.errors import Refused, Unavailable
 from intertie.ids import Digest
 from intertie.lane import site as lane_site
 from intertie.lane.interpreter import Interpreter
+from intertie.lane.tables import LaneTables
 from intertie.link.site import SiteMachine
 from intertie.scheduler.core import interpret, survivor
 from intertie.scheduler.core.hearing import Hearing
@@ -114,7 +115,7 @@ def a_poison_entry_is_dropped() -> Any:
 
     async def careless(self: Interpreter, entry: Any, code: str, text: str) -> None:
         async with self._tables._store.transaction() as tx:  # type: ignore[attr-defined]  # the twin's
-            await self._tables.mark_interpreted(tx, entry)
+            await cast(LaneTables, self._tables).mark_interpreted(tx, entry)
 
     return swapped(Interpreter, "_set_aside", careless)
 
