@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -109,3 +110,50 @@ def test_no_text_makes_the_reader_fail(text: str) -> None:
         parse_script("#SBATCH " + text)
     except Refused:
         pass
+
+
+DIGEST = "sha256:" + "a" * 64
+
+
+@pytest.mark.parametrize(
+    ("line", "image"),
+    [
+        (f"#INTERTIE --image registry.example.cn/team/train@{DIGEST}", f"registry.example.cn/team/train@{DIGEST}"),
+        (f"#SBATCH --container-image=nvcr.io#nvidia/pytorch:24.01-py3@{DIGEST}", f"nvcr.io/nvidia/pytorch:24.01-py3@{DIGEST}"),
+        (f"#SBATCH --container-image docker://nvcr.io#nvidia/pytorch@{DIGEST}  # pinned", f"nvcr.io/nvidia/pytorch@{DIGEST}"),
+        (f"#SBATCH --container-image=nvcr.io/nvidia/pytorch@{DIGEST}", f"nvcr.io/nvidia/pytorch@{DIGEST}"),
+        (f"#SBATCH --container-image=localhost:5000#a/b@{DIGEST}", f"localhost:5000/a/b@{DIGEST}"),
+        (f"#SBATCH --container-image=team/train@{DIGEST}", f"docker.io/team/train@{DIGEST}"),
+        (f"#SBATCH --container-image=ubuntu@{DIGEST} --no-container-mount-home --time=5", f"docker.io/library/ubuntu@{DIGEST}"),
+    ],
+)
+def test_an_image_is_named_by_our_directive_or_as_pyxis_spells_it(line: str, image: str) -> None:
+    job = parse_script(f"#!/bin/sh\n\n{line}\nhostname\n")
+    assert job.checked().image == image and job.image_line == 3
+
+
+@pytest.mark.parametrize(
+    ("line", "code"),
+    [
+        ("#SBATCH --container-image=nvcr.io#nvidia/pytorch:24.01-py3", "image.no_digest"),
+        ("#SBATCH --container-image=/images/pytorch.sqsh", "image.no_digest"),
+        ("#INTERTIE --image ubuntu:22.04", "image.no_digest"),
+        (f"#INTERTIE --image team/train@{DIGEST}", "image.no_registry"),
+    ],
+)
+def test_an_image_that_is_none_refuses_the_job_with_its_line_unless_an_option_names_another(line: str, code: str) -> None:
+    """Left out, the job would be another one."""
+    job = parse_script(f"#!/bin/sh\n{line}\nhostname\n")
+    with pytest.raises(Refused, match="line 2: ") as refused:
+        job.checked()
+    assert refused.value.code == code and refused.value.next_step
+    given = msgspec.structs.replace(job.spec, image=f"nvcr.io/nvidia/pytorch@{DIGEST}")
+    assert job.checked(given) is given
+    with pytest.raises(Refused) as refused:
+        job.checked(msgspec.structs.replace(job.spec, image="nvcr.io/nvidia/pytorch"))
+    assert "line" not in refused.value.text
+
+
+def test_a_comment_behind_a_directive_stays_one_and_a_sign_inside_a_word_is_the_word_s() -> None:
+    job = parse_script("#SBATCH --time=5 # not --gpus=3\n#SBATCH --job-name=a#b\nhostname\n")
+    assert (job.spec.wall_s, job.spec.resources.gpus, job.spec.name, list(job.warnings)) == (300, 0, "a#b", [])

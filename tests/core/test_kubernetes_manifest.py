@@ -195,7 +195,8 @@ def test_two_namespaces_that_share_a_folder_are_refused() -> None:
 @examples(max_examples=300, deadline=None)
 def test_no_text_as_account_or_tenant_lands_anywhere_but_where_it_is_mapped(account: str, tenant: str, image: str) -> None:
     with contextlib.suppress(Refused):
-        told = job_manifest(work(account=account, tenant=tenant), rules(), NOW, image)
+        named = work(account=account, tenant=tenant, spec=JobSpec(name="t", script="true", image=image))
+        told = job_manifest(named, rules(), NOW, PoolImages(runtime="kubernetes", sources=["*"]))
         assert (told["metadata"]["namespace"], tenant, image) == ("fed-acme", "acme", "")
 
 

@@ -12,12 +12,14 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from intertie.contracts.image import read_image
 from intertie.contracts.job import JobSpec, OnSilence, Resources
 from intertie.contracts.site import TaskType
 from intertie.errors import Refused
 from intertie.ids import PoolName, SiteName
 
 DIRECTIVE = re.compile(r"#(SBATCH|INTERTIE)(?=\s|$)\s*(.*)")
+_INNER = "\ue000"  # Of nobody's use: stands for a `#` while words are split.
 _UNIT_MIB = {"K": 1 / 1024, "M": 1, "G": 1024, "T": 1024 * 1024, "": 1}
 _GPU = re.compile(r"(?:gpu:)?(?:(?P<model>[A-Za-z][\w.-]*):)?(?P<count>\d+)\Z")
 
@@ -50,6 +52,8 @@ class _Draft:
     restartable: bool = False
     site: str | None = None
     pool: str | None = None
+    image: str = ""
+    image_line: int = 0
     warnings: list[Warned] = field(default_factory=list)
 
 
@@ -59,6 +63,19 @@ class JobFile:
 
     spec: JobSpec
     warnings: Sequence[Warned]
+    image_line: int = 0
+    """Of the directive that names the image; 0: none does."""
+
+    def checked(self, spec: JobSpec | None = None) -> JobSpec:
+        """The job (or `spec`, made from it), if its image is one: `Refused('image.…')` with the line, since without its image it is another job."""
+        made = spec or self.spec
+        if made.image:
+            try:
+                read_image(made.image)
+            except Refused as err:
+                here = f"line {self.image_line}: " if made.image == self.spec.image else ""
+                raise Refused(err.code, here + err.text, next_step=err.next_step) from err
+        return made
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +108,7 @@ def directives(script: str) -> list[Directive]:
         if match is None or (late and line[:1].isspace()):
             continue
         try:
-            tokens = shlex.split(match[2], comments=True)
+            tokens = _split(match[2])
         except ValueError:
             continue
         while tokens:
@@ -220,6 +237,19 @@ def _pool(draft: _Draft, value: str) -> None:
     draft.pool, draft.site = pool, site if slash else draft.site
 
 
+def _image(draft: _Draft, value: str) -> None:
+    draft.image = value
+
+
+def _enroot_image(draft: _Draft, value: str) -> None:
+    """pyxis' spelling, which is enroot's: `REGISTRY#NAME`, and Docker Hub where no registry is named. A file is left as it is: it is no image."""
+    text = value.removeprefix("docker://").replace("#", "/", 1)
+    first, slash, _ = text.partition("/")
+    if text and text[0] not in "./" and not (slash and (first == "localhost" or re.search(r"[.:]", first))):
+        text = f"docker.io/{text}" if slash else f"docker.io/library/{text}"
+    draft.image = text
+
+
 def _shell(draft: _Draft, value: str) -> None:
     """Nothing to do: every attempt starts in its own folder with a clean environment."""
 
@@ -246,6 +276,7 @@ SBATCH: Mapping[str, Option] = {
     "requeue": _requeue,
     "no-requeue": _no_requeue,
     "export": _shell,
+    "container-image": _enroot_image,
 }
 INTERTIE: Mapping[str, Option] = {
     "name": _name,
@@ -260,6 +291,7 @@ INTERTIE: Mapping[str, Option] = {
     "restartable": _requeue,
     "site": _site,
     "pool": _pool,
+    "image": _image,
 }
 # Known to sbatch, decided by the federation or the site here: dropping them changes where or how output is written, never what runs.
 REPLACED: Mapping[str, str] = {
@@ -278,14 +310,28 @@ REPLACED: Mapping[str, str] = {
     "mem-per-gpu": "use `#INTERTIE --gpu-memory` for the memory of the card",
     "mail-type": "follow it with `intertie logs -f`",
     "mail-user": "follow it with `intertie logs -f`",
+    "container-mounts": "in its image a job sees its own folder",
+    "container-workdir": "the job runs in its own unpacked work folder",
+    "container-mount-home": "no home folder travels",
+    "no-container-mount-home": "no home folder is mounted anyway",
+    "container-entrypoint": "the script is what runs",
+    "no-container-entrypoint": "the script is what runs anyway",
+    "container-env": "what `intertie submit --env` names is set",
+    "container-name": "each job has a container of its own",
     "chdir": "the job runs in its own unpacked work folder",
     "D": "the job runs in its own unpacked work folder",
 }
-FLAGS = frozenset({"requeue", "no-requeue", "restartable"})
+FLAGS = frozenset(
+    {"requeue", "no-requeue", "restartable"}
+    | {"container-mount-home", "no-container-mount-home", "container-entrypoint", "no-container-entrypoint"}
+)
 
 
 def parse_script(script: str, *, name: str = "") -> JobFile:
-    """The job that a script asks for. `Refused('jobfile.empty')` for nothing to run; a directive that cannot be read is a warning."""
+    """The job that a script asks for. `Refused('jobfile.empty')` for nothing to run; a directive that cannot be read is a warning.
+
+    Its image is taken as written: whoever submits it lets `JobFile.checked` judge, since an option may name another.
+    """
     if not script.strip():
         raise Refused("jobfile.empty", "the script is empty", next_step="give a script with at least one command")
     draft = _Draft(name=name)
@@ -297,12 +343,12 @@ def parse_script(script: str, *, name: str = "") -> JobFile:
             _read(draft, number, match[1], match[2])
     if not re.search(r"^[^#\s]", script, re.MULTILINE):
         draft.warnings.append(Warned(1, "the script holds no command, only comments"))
-    return JobFile(_spec(draft, script), tuple(draft.warnings))
+    return JobFile(_spec(draft, script), tuple(draft.warnings), draft.image_line)
 
 
 def _read(draft: _Draft, line: int, word: str, rest: str) -> None:
     try:
-        tokens = shlex.split(rest, comments=True)
+        tokens = _split(rest)
     except ValueError as err:
         draft.warnings.append(Warned(line, f"#{word} cannot be read: {err}"))
         return
@@ -315,12 +361,18 @@ def _read(draft: _Draft, line: int, word: str, rest: str) -> None:
         elif option in table:
             try:
                 table[option](draft, value)
+                draft.image_line = line if table[option] in (_image, _enroot_image) else draft.image_line
             except ValueError as err:
                 draft.warnings.append(Warned(line, f"#{word} {shown}: {err}; ignored"))
         elif word == "SBATCH" and option in REPLACED:
             draft.warnings.append(Warned(line, f"#{word} {shown} is not used: {REPLACED[option]}"))
         else:
             draft.warnings.append(Warned(line, f"#{word} {shown} is not known here; ignored"))
+
+
+def _split(text: str) -> list[str]:
+    """Words as a shell's, with comments; a `#` inside a word is the word's own (`--container-image=nvcr.io#nvidia/pytorch`)."""
+    return [word.replace(_INNER, "#") for word in shlex.split(re.sub(r"(?<=\S)#", _INNER, text), comments=True)]
 
 
 def _take(tokens: list[str]) -> tuple[str, str, list[str]]:
@@ -360,4 +412,5 @@ def _spec(draft: _Draft, script: str) -> JobSpec:
         pool=PoolName(draft.pool) if draft.pool else None,
         on_silence=draft.on_silence,
         restartable=draft.restartable,
+        image=draft.image,
     )

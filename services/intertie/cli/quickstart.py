@@ -207,7 +207,7 @@ class Quickstart:
             parsed = parse_script(text, name=self._job_file.stem)
             for warned in parsed.warnings:
                 note(f"{self._job_file}:{warned.line}: {warned.text}")
-            return [parsed.spec, demo.broken()]
+            return [parsed.checked(), demo.broken()]
         return [demo.compute(demo.job_python(self._account)), demo.broken()]
 
     # --- steps ---------------------------------------------------------------------------------------------------------------------------

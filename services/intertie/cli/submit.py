@@ -45,6 +45,7 @@ from intertie.text import language, say
 @click.option(
     "--if-site-silent", type=click.Choice([s.value for s in OnSilence]), default=None, help="wait for a silent site, or rerun elsewhere."
 )
+@click.option("--image", help="Container image by digest: REGISTRY/NAME@sha256:…; only sites that run it get the job.")
 @click.option("--site", help="Only this site.")
 @click.option("--pool", help="Only this pool: site/pool.")
 @click.option(
@@ -148,8 +149,9 @@ def read_spec(script: Path, args: Sequence[str], name: str | None, outputs: Sequ
         "pool": PoolName(pool) if pool else None,
         "outputs": [*spec.outputs, *outputs] if outputs else None,
         "args": list(args) if args else None,
+        "image": str(asked["image"]) if asked["image"] else None,
     }
-    return msgspec.structs.replace(spec, resources=resources, **{k: v for k, v in changes.items() if v is not None})
+    return job.checked(msgspec.structs.replace(spec, resources=resources, **{k: v for k, v in changes.items() if v is not None}))
 
 
 def environment(pairs: Sequence[str]) -> dict[str, str]:
