@@ -166,6 +166,8 @@ class Agent:
         await self.leaving.close()
         await self.site.close()
         await self.telemetry.close()
+        if self.around is not None:
+            await self.around.cluster.close()
         if self.machines is not None:
             await self.machines.close()
         await self.journal.close()

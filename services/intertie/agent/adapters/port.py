@@ -206,6 +206,8 @@ class NativeEnd:
     code: int | None = None
     signal: int | None = None
     text: str = ""
+    own: bool = False
+    """Cancelled by the very account that it ran as, which is the job's own doing where we did not ask for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -351,4 +353,8 @@ class Cluster(Protocol):
 
     async def accounting(self, start: datetime, end: datetime) -> Sequence[Accounted]:
         """Runs that overlap [start, end), ours and, without tag, those of the mapped accounts that did not come through us."""
+        ...
+
+    async def close(self) -> None:
+        """No more questions to it; what runs there goes on."""
         ...
