@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 import msgspec
 import pytest
 
-from intertie.cli.jobs import native_lines
+from intertie.cli.jobs import attempt_text, native_lines
 from intertie.contracts.job import AttemptRecord
 from intertie.contracts.site import DeviceKind
 from intertie.ids import AttemptId, DeviceId, JobId, PoolName, SiteName, TenantName
@@ -62,3 +62,18 @@ def test_a_site_without_a_queue_of_its_own_says_nothing_here() -> None:
 @pytest.mark.parametrize("lang", ["en", "zh"])
 def test_waiting_there_has_a_name_in_both_languages(lang: Lang) -> None:
     assert say("wait.site_queue", lang) != say("wait.site_silent", lang) and say("state.site_queued", lang)
+
+
+@pytest.mark.parametrize(
+    ("state", "offering", "told"),
+    [
+        ("refused", "night", "declined by the site's owner: declined: the cards are for exams"),
+        ("refused", "", "refused by the site: declined: the cards are for exams"),
+        ("not_started", "", "did not start: declined: the cards are for exams"),
+        ("running", "", "running"),
+    ],
+)
+def test_of_what_never_ran_its_reason_is_told(monkeypatch: pytest.MonkeyPatch, state: str, offering: str, told: str) -> None:
+    monkeypatch.setenv("INTERTIE_LANG", "en")
+    record = msgspec.structs.replace(ATTEMPT, state=state, offering=offering, reason="declined: the cards are for exams")
+    assert attempt_text(record) == told

@@ -33,6 +33,7 @@ TEXTS: Mapping[str, tuple[str, str]] = {
     "attempt.ended": ("ended", "已结束"),
     "attempt.withdrawn": ("withdrawn before it began", "开始前已撤回"),
     "attempt.refused": ("refused by the site", "站点拒绝"),
+    "attempt.declined": ("declined by the site's owner", "站点所有者谢绝"),
     "attempt.not_started": ("did not start", "未启动"),
     "attempt.lost": ("lost: outcome unknown", "失联结案(结果不明)"),
     # Wait reasons.

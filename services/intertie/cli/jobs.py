@@ -36,11 +36,14 @@ from intertie.rating.text import money_text
 from intertie.text import Lang, known, language, say
 from intertie.text.devices import use_lines
 from intertie.text.native import native_words
+from intertie.text.story import happened
 
 # A site tells the last 2000 bytes of a log with the end of the attempt: what was printed is remembered as far back as that.
 TAIL_CHARACTERS = 2_000
 # The planner looks at a new job within a beat.
 FIRST_ROUND_S = 3.0
+# States of an attempt that is over and had no process: its reason is all that there is to say of it.
+NEVER_RAN = ("refused", "not_started")
 UNPLACED = (JobState.PENDING, JobState.QUEUED)
 
 
@@ -144,7 +147,10 @@ def attempt_text(attempt: AttemptRecord) -> str:
     if attempt.outcome is None:
         waits_there = attempt.state == "staging" and attempt.site_queued_at is not None
         key = f"attempt.{'site_queued' if waits_there else attempt.state}"
-        return say(key, language()) if known(key) else attempt.state
+        if attempt.offering and attempt.state == "refused":
+            key = "attempt.declined"
+        said = say(key, language()) if known(key) else attempt.state
+        return f"{said}: {attempt.reason}" if attempt.reason and attempt.state in NEVER_RAN else said
     cause = f", {say(f'cause.{attempt.cause}', language())}" if attempt.cause and attempt.cause != attempt.outcome else ""
     code = f", {say('cli.exit', language())} {attempt.exit_code}" if attempt.exit_code is not None else ""
     return f"{outcome_text(attempt.outcome)}{cause}{code}, {attempt.ran_us / 1e6:.3f} s"
@@ -204,8 +210,8 @@ def story(job: str, as_json: bool) -> None:
     if as_json:
         print_json(told)
         return
-    rows = [(local(s.at), s.actor, s.what + (" ∘" if s.islanded else ""), s.why, s.evidence) for s in told.lines]
     lang = language()
+    rows = [(local(s.at), s.actor, happened(s.what, lang) + (" ∘" if s.islanded else ""), s.why, s.evidence) for s in told.lines]
     columns = [say(f"page.{c}", lang) for c in ("when", "who", "what", "why", "evidence")]
     table(columns, rows, empty=job)
 

@@ -41,6 +41,7 @@ from intertie.rating.text import clause_in, formula_text
 from intertie.text import Lang, accepted, say
 from intertie.text.devices import use_lines
 from intertie.text.native import native_words
+from intertie.text.story import happened
 from intertie.trust import rights
 
 LINK_LIFE = timedelta(hours=12)
@@ -193,6 +194,7 @@ class Pages:
             lang=lang,
             other_language=str(other),
             t=lambda key, **v: say(key, lang, **v),
+            happened=lambda what: happened(what, lang),
             moment=partial(moment, zone=self._zone),
             native_words=native_words,
             **values,

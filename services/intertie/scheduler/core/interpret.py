@@ -375,8 +375,10 @@ def _started(telling: _Telling, entry: Started) -> Change | Ignored:
     stray = "" if attempt.live else f"although it was {attempt.state}; it will be stopped"
     job = telling.to(JobEvent.START)
     started = noted(attempt, record=fields, journal=telling.source.journal)
-    where = f" on {', '.join(entry.nodes[:DEVICES_TOLD])}" if entry.nodes else ""
-    return telling.change(job, started, "started", stray or f"native id {entry.native_id}{where}", recovered=attempt.live)
+    # An owner who takes requests tells no native id.
+    native = [f"native id {entry.native_id}"] if entry.native_id else []
+    where = " ".join([*native, *([f"on {', '.join(entry.nodes[:DEVICES_TOLD])}"] if entry.nodes else [])])
+    return telling.change(job, started, "started", stray or where, recovered=attempt.live)
 
 
 def _ended(telling: _Telling, entry: Ended) -> Change | Ignored:
