@@ -14,10 +14,11 @@ from tests.fakes.sites import World, a_site
 
 from intertie.agent.adapters.fake_cluster import FakeCluster
 from intertie.agent.adapters.files import RECORD_BYTES, LocalFiles, Owned
+from intertie.agent.adapters.looks import Looks
 from intertie.agent.adapters.port import Chunk, NativePhase
 from intertie.agent.adapters.queue import QueueAdapter
 from intertie.agent.core.model import State
-from intertie.clock import SystemClock
+from intertie.clock import ManualClock, SystemClock
 from intertie.contracts.job import Cause
 from intertie.contracts.link import Claimed, Ended, Lane, NativeSeen, NotStarted, OfferBody, SegmentClosed, SiteQueued, Started
 from intertie.contracts.usage import Segment, UsagePhase
@@ -225,7 +226,7 @@ async def test_what_the_scheduler_lost_before_it_began_is_given_up_and_what_it_f
 
 
 async def test_an_end_that_nobody_knows_is_unknown_and_laid_to_nobody(short_folder: Path) -> None:
-    """A run that its scheduler started a second time: the second is refused, and of the first nobody saw the end."""
+    """A run that its scheduler started a second time: the second is refused, and of the first nobody saw the end, nor who asked for it."""
     cluster = a_cluster()
     async with a_site(short_folder, adapter=over(short_folder, cluster)) as world:
         body = offer(script="sleep 60\n")
@@ -233,7 +234,7 @@ async def test_an_end_that_nobody_knows_is_unknown_and_laid_to_nobody(short_fold
         await world.first(Started, LIMIT_S)
         cluster.requeue(body.attempt)
         end = await world.first(Ended, LIMIT_S)
-        assert (end.outcome, end.cause, end.exit_code) == ("failed", Cause.SITE, None)
+        assert (end.outcome, end.cause, end.exit_code) == ("unknown", Cause.UNKNOWN, None)
         assert [type(e).__name__ for e in await world.entries()].count("Started") == 1
     await cluster.close()
 
@@ -387,3 +388,34 @@ async def test_a_reason_that_changes_at_every_look_is_told_now_and_then(short_fo
         cluster.hold(False)
         await world.first(Ended, LIMIT_S)
     await cluster.close()
+
+
+async def test_what_was_given_up_and_is_in_no_queue_is_asked_to_go_no_more(short_folder: Path) -> None:
+    """A submit that was refused left nothing there: neither its cancel nor a look at it goes on for as long as its folder is kept."""
+    clock = ManualClock()
+    cluster = FakeCluster(clock, nodes={"n1": 2})
+    looks = Looks(cluster, clock, 30.0)
+    looks.stopping(AttemptId("att-never"), 0)
+    for _ in range(6):
+        clock.advance(40.0)
+        await looks.tidy()
+    asked = cluster.questions
+    for _ in range(20):
+        clock.advance(40.0)
+        await looks.tidy()
+    assert 0 < asked < 14 and cluster.questions == asked
+
+
+async def test_what_is_silent_is_asked_to_go_until_it_answers(short_folder: Path) -> None:
+    clock = ManualClock()
+    cluster = FakeCluster(clock, nodes={"n1": 2})
+    looks = Looks(cluster, clock, 30.0)
+    looks.stopping(AttemptId("att-waits"), 0)
+    cluster.deaf = True
+    for _ in range(20):
+        clock.advance(40.0)
+        await looks.tidy()
+    before, cluster.deaf = cluster.questions, False
+    clock.advance(40.0)
+    await looks.tidy()
+    assert cluster.questions > before, "no answer is no absence"

@@ -32,6 +32,9 @@ SOONER = 2.0
 ANSWER_S = 60.0
 # A stop without effect is asked for again, no oftener.
 AGAIN_S = 30.0
+# What was given up, and no whole look shows for so many looks and so long, is in no queue: it is asked to go no more. If a submit is taken after all,
+# its stub finds the fence.
+GONE_LOOKS, GONE_S = 3, 60.0
 
 
 @runtime_checkable
@@ -227,8 +230,13 @@ class Looks:
             elif listing.complete:
                 self._absent[tag] += 1
                 self._absent_since.setdefault(tag, self.clock.now())
-            if job is not None and job.phase is NativePhase.ENDED:
+            if (job is not None and job.phase is NativePhase.ENDED) or self._left(tag):
                 self._stopping.pop(tag, None)
+
+    def _left(self, tag: AttemptId) -> bool:
+        since = self._absent_since.get(tag)
+        gone = since is not None and self._absent[tag] >= GONE_LOOKS and (self.clock.now() - since).total_seconds() >= GONE_S
+        return gone and tag not in self._followed
 
     async def tidy(self) -> None:
         """What was given up and is still in the queue: looked at although nobody waits for it."""
