@@ -15,7 +15,6 @@ import shlex
 import signal
 import subprocess
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,11 +22,13 @@ from typing import IO, TYPE_CHECKING, Protocol
 
 from intertie.agent import accounts
 from intertie.agent.slurm.core.rules import SlurmRules, SlurmSsh
+from intertie.clock import SystemClock
 from intertie.errors import Refused, Unavailable
 
 if TYPE_CHECKING:
     import asyncssh
 
+CLOCK = SystemClock()
 # A queue of 100,000 jobs is about 30 MB of text; what is longer is no queue.
 ANSWER_BYTES = 128 * 1024 * 1024
 ERROR_BYTES = 65_536
@@ -131,7 +132,7 @@ class _Process:
                 os.killpg(self._process.pid, signal.SIGKILL)
 
     def _left_s(self) -> float:
-        return 0.0 if self._over else self._until_s - time.monotonic()
+        return 0.0 if self._over else self._until_s - CLOCK.monotonic_s()
 
     def run(self, stdin: Path | bytes, out: Path | None = None) -> Done:
         with contextlib.ExitStack() as stack:
@@ -144,7 +145,7 @@ class _Process:
                 fed.seek(0)
             error = stack.enter_context(tempfile.TemporaryFile())
             told: IO[bytes] = stack.enter_context(out.open("wb")) if out is not None else io.BytesIO()
-            self._until_s = time.monotonic() + self.timeout_s
+            self._until_s = CLOCK.monotonic_s() + self.timeout_s
             process = self._start(fed, error)
             self._process = process
             assert process.stdout is not None
