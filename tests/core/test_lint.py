@@ -8,10 +8,15 @@ from hypothesis import strategies as st
 
 from intertie.cli.lint_texts import TEXTS
 from intertie.contracts.facts import SiteFacts
+from intertie.contracts.image import PoolImages
 from intertie.jobfile import directives
 from intertie.lint import Finding, Kind, Severity, Verdict, lint
 
+PINNED = "nvcr.io/nvidia/pytorch@sha256:" + "a" * 64
 FOUND: dict[str, list[tuple[str, str]]] = {
+    # the image that a job names, as pyxis spells it and as we do
+    "#SBATCH --container-image=nvcr.io#nvidia/pytorch:24.01\nls": [("named_image", "nvcr.io/nvidia/pytorch:24.01")],
+    f"#INTERTIE --image {PINNED}\nls": [("named_image", PINNED)],
     # paths: in words, options, lists, assignments, redirections
     "python train.py --data=/mnt/set": [("path", "/mnt/set")],
     "gcc -I/opt/inc -L /sw/lib a.c": [("path", "/opt/inc"), ("path", "/sw/lib")],
@@ -184,3 +189,18 @@ def test_what_every_site_has_needs_no_warning() -> None:
 def test_no_script_is_too_strange_to_be_judged(script: str) -> None:
     for one in lint(script, {"a": HERE, "b": None}):
         assert 1 <= one.line <= script.count("\n") + 1
+
+
+def test_an_image_that_a_job_names_is_there_where_its_site_told_that_it_runs() -> None:
+    sites = dict.fromkeys(("takes", "others", "none", "silent"), HERE)
+    images = {
+        "takes": PoolImages(runtime="pyxis", sources=["nvcr.io/nvidia"]),
+        "others": PoolImages(runtime="kubernetes", sources=["registry.example.cn"]),
+        "none": PoolImages(),
+        "silent": None,
+    }
+    [found] = lint(f"#SBATCH --container-image={PINNED}\nls", sites, images)
+    assert found.severity is Severity.CHANGES
+    assert [found.verdicts[site] for site in sites] == [Verdict.EXISTS, Verdict.ABSENT, Verdict.ABSENT, Verdict.UNKNOWN]
+    [tagged] = lint("#SBATCH --container-image=nvcr.io#nvidia/pytorch:24.01\nls", sites, images)
+    assert tagged.severity is Severity.FAILS and tagged.verdicts["takes"] is Verdict.ABSENT

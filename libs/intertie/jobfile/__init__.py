@@ -117,6 +117,16 @@ def directives(script: str) -> list[Directive]:
     return found
 
 
+def named_image(one: Directive) -> str:
+    """The image that this directive names, in our spelling; empty if it is none that does."""
+    option = (SBATCH if one.word == "SBATCH" else INTERTIE).get(one.option)
+    if option not in (_image, _enroot_image):
+        return ""
+    draft = _Draft()
+    option(draft, one.value)
+    return draft.image
+
+
 def parse_wall(text: str) -> int:
     """Seconds of a Slurm time limit: `M`, `M:S`, `H:M:S`, `D-H`, `D-H:M`, `D-H:M:S` (sbatch(1), --time)."""
     match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", text.strip())

@@ -9,7 +9,9 @@ from enum import StrEnum
 from posixpath import basename, normpath
 
 from intertie.contracts.facts import SiteFacts
-from intertie.jobfile import Directive, directives
+from intertie.contracts.image import PoolImages, read_image
+from intertie.errors import Refused
+from intertie.jobfile import Directive, directives, named_image
 from intertie.lint.words import LITERAL_DOLLAR, Command, Word, commands, read
 
 
@@ -37,6 +39,9 @@ class Kind(StrEnum):
     MODULE = "module"
     ENVIRONMENT = "environment"
     IMAGE = "image"
+    """That a command of the script names."""
+    NAMED_IMAGE = "named_image"
+    """In which a directive asks to run the job."""
     MPI = "mpi"
     COMMAND = "command"
     NESTED = "nested"
@@ -112,10 +117,11 @@ _VARIABLE = re.compile(r"\$\{?([A-Z_]\w*)\}?(?:/|\Z)")
 MOST = 500
 
 
-def lint(script: str, sites: Mapping[str, SiteFacts | None]) -> tuple[Finding, ...]:
-    """What will not travel, by line, each judged for every site of `sites` (None: it told nothing). Never raises."""
+def lint(script: str, sites: Mapping[str, SiteFacts | None], images: Mapping[str, PoolImages | None] | None = None) -> tuple[Finding, ...]:
+    """What will not travel, by line, each judged for every site of `sites` (None: it told nothing). `images`: which of them a job may name there,
+    by site. Never raises."""
     if not _for_a_shell(script):
-        return _sorted([*_of_text(script), *_of_directives(script, frozenset()), *_of_other_language(script)], sites)
+        return _sorted([*_of_text(script), *_of_directives(script, frozenset()), *_of_other_language(script)], sites, images or {})
     found, documents = read(script)
     known = {name for command in found for name, _ in command.assigned} | {
         word.text.partition("=")[0]
@@ -128,14 +134,14 @@ def lint(script: str, sites: Mapping[str, SiteFacts | None]) -> tuple[Finding, .
         *_of_directives(script, documents),
         *(one for command in _with_inner(found) for one in _of_command(command, known)),
     ]
-    return _sorted(raw, sites)
+    return _sorted(raw, sites, images or {})
 
 
-def _sorted(raw: Iterable[Finding], sites: Mapping[str, SiteFacts | None]) -> tuple[Finding, ...]:
+def _sorted(raw: Iterable[Finding], sites: Mapping[str, SiteFacts | None], images: Mapping[str, PoolImages | None]) -> tuple[Finding, ...]:
     """By line, each thing once, judged."""
     seen: dict[tuple[int, Kind, str], Finding] = {}
     for one in raw:
-        seen.setdefault((one.line, one.kind, one.what), _judged(one, sites))
+        seen.setdefault((one.line, one.kind, one.what), _judged(one, sites, images))
     return tuple(sorted(seen.values(), key=lambda one: one.line)[:MOST])
 
 
@@ -192,8 +198,18 @@ def _of_directives(script: str, documents: frozenset[int]) -> Iterator[Finding]:
         if one.late:
             yield Finding(one.line, Kind.LATE, Severity.CHANGES, words, one.shown)
             continue
-        if one.word == "SBATCH":
+        if image := named_image(one):
+            yield Finding(one.line, Kind.NAMED_IMAGE, Severity.CHANGES if _pinned(image) else Severity.FAILS, words, image)
+        elif one.word == "SBATCH":
             yield from _of_sbatch(one, words)
+
+
+def _pinned(image: str) -> bool:
+    try:
+        read_image(image)
+    except Refused:
+        return False
+    return True
 
 
 def _of_sbatch(one: Directive, words: str) -> Iterator[Finding]:
@@ -361,11 +377,20 @@ def _shown(command: Command) -> str:
 # --- the verdict ---
 
 
-def _judged(one: Finding, sites: Mapping[str, SiteFacts | None]) -> Finding:
+def _judged(one: Finding, sites: Mapping[str, SiteFacts | None], images: Mapping[str, PoolImages | None]) -> Finding:
     if one.kind in (Kind.LATE, Kind.FUNCTION, Kind.BLANKS, Kind.LINE_ENDS, Kind.EXPORT, Kind.NODES):
         return one
-    verdicts = {site: _verdict(one, facts or SiteFacts()) for site, facts in sites.items()}
+    if one.kind is Kind.NAMED_IMAGE:
+        verdicts = {site: _runs(one.what, images.get(site)) for site in sites}
+    else:
+        verdicts = {site: _verdict(one, facts or SiteFacts()) for site, facts in sites.items()}
     return Finding(one.line, one.kind, one.severity, one.words, one.what, verdicts)
+
+
+def _runs(image: str, told: PoolImages | None) -> Verdict:
+    if told is None:
+        return Verdict.UNKNOWN
+    return Verdict.EXISTS if told.takes(image) else Verdict.ABSENT
 
 
 def _verdict(one: Finding, facts: SiteFacts) -> Verdict:

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 
 from intertie.cli.client import Client
 from intertie.cli.lint_texts import say_lint
 from intertie.cli.out import line, note
 from intertie.contracts.base import Contract
 from intertie.contracts.facts import SiteFacts
+from intertie.contracts.image import PoolImages
 from intertie.contracts.job import JobRecord, Rejection
 from intertie.contracts.site import SitesReply
 from intertie.errors import IntertieError
-from intertie.lint import Finding, Severity, lint
+from intertie.lint import Finding, Kind, Severity, Verdict, lint
 
 # A submit that works says little; the dry run says all.
 SHOWN_AT_SUBMIT = 8
+# More sites than a line has room for are named by their verdict.
+SITES_ONE_BY_ONE = 3
+# What reading the directives says as well.
+OF_DIRECTIVES = frozenset({Kind.PARTITION, Kind.ACCOUNT, Kind.NODES, Kind.OUTPUT})
 
 
 class LintLine(Contract, frozen=True, kw_only=True):
@@ -42,9 +48,17 @@ class DryRun(Contract, frozen=True, kw_only=True):
     lint: list[LintLine] = []
 
 
-def facts_of(client: Client, sites: Collection[str]) -> Mapping[str, SiteFacts | None]:
+@dataclass(frozen=True, slots=True)
+class Told:
     """What each site told, of all its pools; None where nothing is told, or where the hub cannot be asked."""
+
+    facts: Mapping[str, SiteFacts | None]
+    images: Mapping[str, PoolImages | None]
+
+
+def told_by(client: Client, sites: Collection[str]) -> Told:
     found: dict[str, SiteFacts | None] = dict.fromkeys(sites)
+    images: dict[str, PoolImages | None] = {}
     with suppress(IntertieError):
         query: dict[str, object] = {}
         while True:
@@ -55,16 +69,21 @@ def facts_of(client: Client, sites: Collection[str]) -> Mapping[str, SiteFacts |
                     found[pool.site] = told
                 elif not sites:
                     found.setdefault(pool.site, None)
+                if pool.inventory is not None:
+                    images[pool.site] = pool.inventory.images
             if not page.next:
                 break
             query = {"after": page.next}
-    return found
+    return Told(found, images)
 
 
 def check(client: Client, script: str, sites: Collection[str] = ()) -> tuple[Finding, ...]:
     """Findings for these sites (none named: all that are known). The hub is asked only if there is something to ask."""
     first = lint(script, {})
-    return lint(script, facts_of(client, sites)) if first else ()
+    if not first:
+        return ()
+    told = told_by(client, sites)
+    return lint(script, told.facts, told.images)
 
 
 def told(finding: Finding) -> LintLine:
@@ -83,14 +102,31 @@ def told(finding: Finding) -> LintLine:
 def sentence(script: str, finding: Finding) -> str:
     """`train.sh:12: module cuda/12.4 (site-a: is there · site-b: absent)  → …`."""
     one = told(finding)
-    sites = " · ".join(f"{site}: {say_lint(verdict)}" for site, verdict in sorted(one.verdicts.items()))
+    sites = judged(one.verdicts)
     return say_lint("line", script=script, line=one.line, text=one.text, sites=f" ({sites})" if sites else "", instead=one.instead)
 
 
-def tell(script: str, findings: Sequence[Finding]) -> None:
-    """All of them, as part of the answer."""
-    for finding in findings:
+def judged(verdicts: Mapping[str, str]) -> str:
+    """`site-a: is there · site-b: absent`; of many sites those of one verdict together, and one verdict of all of them once."""
+    if len(set(verdicts.values())) == 1 and len(verdicts) > 1:
+        return say_lint("every_site", verdict=say_lint(next(iter(verdicts.values()))))
+    if len(verdicts) <= SITES_ONE_BY_ONE:
+        return " · ".join(f"{site}: {say_lint(verdict)}" for site, verdict in sorted(verdicts.items()))
+    groups = []
+    for verdict in ("absent", "exists", "unknown"):
+        if sites := sorted(site for site, said in verdicts.items() if said == verdict):
+            more = f" +{len(sites) - SITES_ONE_BY_ONE}" if len(sites) > SITES_ONE_BY_ONE else ""
+            groups.append(f"{', '.join(sites[:SITES_ONE_BY_ONE])}{more}: {say_lint(verdict)}")
+    return " · ".join(groups)
+
+
+def tell(script: str, findings: Sequence[Finding], said: Collection[int] = ()) -> None:
+    """All of them, as part of the answer; but of a directive whose line was told already (`said`) not again that it is not used."""
+    shown = [finding for finding in findings if not (finding.kind in OF_DIRECTIVES and finding.line in said)]
+    for finding in shown:
         line(sentence(script, finding))
+    if any(verdict is Verdict.UNKNOWN for finding in shown for verdict in finding.verdicts.values()):
+        line(say_lint("unknown_means"))
     if not findings:
         line(say_lint("clean"))
 

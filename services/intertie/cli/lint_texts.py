@@ -15,11 +15,12 @@ TEXTS: Mapping[str, tuple[str, str]] = {
     "what.module": ("module {what}", "模块 {what}"),
     "what.environment": ("environment {what} is entered", "进入环境 {what}"),
     "what.image": ("container image {what}", "容器镜像 {what}"),
+    "what.named_image": ("it runs in container image {what}", "在容器镜像 {what} 中运行"),
     "what.mpi": ("MPI plug-in {what}", "MPI 插件 {what}"),
     "what.command": ("command {what}", "命令 {what}"),
     "what.nested": ("{what} would submit to a site's own queue, beside the federation", "{what} 会绕过平台直接提交到站点队列"),
     "what.partition": ("partition {what} is one site's; it is not used", "分区 {what} 属于某个站点,不会使用"),
-    "what.account": ("account {what} is one site's; the mapped one is used", "账户 {what} 属于某个站点;使用映射账号"),
+    "what.account": ("{what} is an account or QOS of one site; the mapped one is used", "{what} 是某个站点的账户或 QOS;使用映射账号"),
     "what.nodes": ("nodes {what} are one site's; not used", "节点 {what} 属于某个站点,不会使用"),
     "what.export": ("your environment ({what}) does not travel", "你的环境变量({what})不会随任务带走"),
     "what.late": ("{what} stands after the first command and is not read", "{what} 在第一条命令之后,不会被读取"),
@@ -37,6 +38,10 @@ TEXTS: Mapping[str, tuple[str, str]] = {
         "使用容器镜像,或在脚本中按 requirements.txt 创建",
     ),
     "instead.image": ("name it by a registry's reference and digest", "使用镜像仓库地址和摘要"),
+    "instead.named_image": (
+        "REGISTRY/NAME@sha256:… goes to every site that runs it; a tag or a file goes nowhere",
+        "写成 REGISTRY/NAME@sha256:…,可运行该镜像的站点都会接收;标签或文件不会被接收",
+    ),
     "instead.mpi": ("leave --mpi to the site", "由站点决定 --mpi"),
     "instead.command": (
         "choose a site that has it (--site), or guard the line: command -v {what} && …",
@@ -54,6 +59,11 @@ TEXTS: Mapping[str, tuple[str, str]] = {
     "exists": ("is there", "有"),
     "absent": ("absent", "没有"),
     "unknown": ("not told", "未知"),
+    "every_site": ("every site: {verdict}", "各站点:{verdict}"),
+    "unknown_means": (
+        "not told: that site has not said what it has; it may be there or not",
+        "未知:站点没有上报自己有什么,可能有,也可能没有",
+    ),
     "line": ("{script}:{line}: {text}{sites}  → {instead}", "{script}:{line}:{text}{sites}  → {instead}"),
     "clean": ("nothing in the script is bound to one site", "脚本没有绑定到某个站点的内容"),
     "more": (
