@@ -13,6 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from intertie.cli.__main__ import cli
+from intertie.cli.lint import judged
 from intertie.cli.lint_texts import TEXTS
 from intertie.clock import SystemClock
 from intertie.contracts.base import encode
@@ -140,3 +141,26 @@ def test_both_languages_say_it_with_the_same_fields(key: str) -> None:
     if key.startswith("what.") or "{" in english:
         assert fields[0] == fields[1]
     assert not any("\u4e00" <= c <= "\u9fff" for c in english)
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "told"),
+    [
+        ({}, ""),
+        ({"a": "unknown"}, "a: not told"),
+        ({"a": "unknown", "b": "unknown"}, "every site: not told"),
+        ({"b": "absent", "a": "exists"}, "a: is there · b: absent"),
+        ({**dict.fromkeys("abcdef", "unknown"), "x": "absent"}, "x: absent · a, b, c +3: not told"),
+    ],
+)
+def test_many_sites_take_one_line(monkeypatch: pytest.MonkeyPatch, verdicts: dict[str, str], told: str) -> None:
+    monkeypatch.setenv("INTERTIE_LANG", "en")
+    assert judged(verdicts) == told
+
+
+def test_a_directive_is_told_once_and_what_is_not_known_is_explained(at_hub: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("INTERTIE_LANG", "en")
+    at_hub.write_text("#!/bin/sh\n#SBATCH --partition=secret\n#SBATCH --qos=high\nmodule load cuda\n", encoding="utf-8")
+    done = CliRunner().invoke(cli, ["submit", "--no-work", "--dry-run", str(at_hub)])
+    assert (done.output.count(f"{at_hub}:2:"), done.output.count(f"{at_hub}:3:")) == (1, 1), done.output
+    assert "not told: that site has not said what it has" in done.output

@@ -11,6 +11,7 @@ from pathlib import Path
 import click
 import msgspec
 
+from intertie.cli import lint
 from intertie.cli.local_door import call, find_socket
 from intertie.cli.out import json_option, line, local, note, print_json, reason_option, table
 from intertie.cli.session import connect
@@ -88,9 +89,10 @@ def request(
     as_json: bool,
     **asked: object,
 ) -> None:
-    """Ask the owner of SITE to run SCRIPT under one of his job offerings (`intertie site show SITE` lists them).
+    """Ask the owner of SITE to run SCRIPT under one of their job offerings (`intertie site show SITE` lists them).
 
-    He accepts or declines, by a rule of his or by hand, within the time he promised; a no comes back with his words. `intertie cancel` takes it back.
+    They accept or decline, by a rule of theirs or by hand, within the time that was promised; a no comes back with their words.
+    `intertie cancel` takes a request back.
     """
     site, _, offering = where.partition("/")
     if not site or not offering or "/" in offering:
@@ -109,7 +111,7 @@ def request(
         path = f"/v1/job-offerings/{site}/{offering}/requests"
         reply = client.post(path, SubmitReply, body, {"Idempotency-Key": key or mint("key")})
     if dry_run:
-        tell_dry_run(str(script), reply, [], as_json)
+        tell_dry_run(str(script), reply, lint.check(client, spec.script, [site]), spec.script, as_json)
         return
     if as_json:
         print_json(reply)

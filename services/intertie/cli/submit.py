@@ -102,7 +102,7 @@ def submit(
             return
     if dry_run:
         found = lint.check(client, spec.script, {pool.partition("/")[0] for pool in reply.fits})
-        tell_dry_run(str(script), reply, found, as_json)
+        tell_dry_run(str(script), reply, found, spec.script, as_json)
         return
     if as_json:
         print_json(reply)
@@ -225,7 +225,7 @@ def keep_for_later(spec: JobSpec, body: SubmitBody, key: str, packed: Packed | N
     sys.exit(5)
 
 
-def tell_dry_run(script: str, reply: SubmitReply, found: Sequence[Finding], as_json: bool) -> None:
+def tell_dry_run(script: str, reply: SubmitReply, found: Sequence[Finding], text: str, as_json: bool) -> None:
     """Where it fits, why not elsewhere, and what of the script is not there. Leaves with 1 if it fits nowhere."""
     if as_json:
         print_json(lint.DryRun(fits=reply.fits, rejections=reply.rejections, lint=[lint.told(one) for one in found]))
@@ -236,7 +236,7 @@ def tell_dry_run(script: str, reply: SubmitReply, found: Sequence[Finding], as_j
             line(words)
         if not reply.fits and not reply.rejections:
             line(say("wait.no_site", language()))
-        lint.tell(script, found)
+        lint.tell(script, found, {warned.line for warned in parse_script(text).warnings})
     if not reply.fits:
         sys.exit(1)
 
