@@ -9,11 +9,12 @@ from typing import Any
 import msgspec
 import pytest
 
+from intertie.contracts.base import encode
 from intertie.contracts.call_offerings import CallOffering, CallPrice, CallProtocol, OfferingRecord, OfferingTold
 from intertie.errors import Refused
 from intertie.ids import OfferingName, SiteName, TenantName
 from intertie.registry.call_offerings import visible
-from intertie.registry.core.call_offerings import MOST_OFFERINGS, take
+from intertie.registry.core.call_offerings import MOST_OFFERINGS, paged, take
 from intertie.trust.rights import Scope
 
 LAB, T0 = SiteName("lab"), datetime(2026, 12, 1, tzinfo=UTC)
@@ -76,3 +77,19 @@ def test_what_cannot_be_offerings_is_refused_whole(said: list[OfferingTold]) -> 
 )
 def test_an_offering_is_seen_by_those_who_may_call_it_its_owner_and_the_hub(seen: Scope, sees: bool) -> None:
     assert visible(after([told()])["chat"], seen) is sees
+
+
+def test_more_than_an_answer_holds_is_told_page_by_page_and_each_once() -> None:
+    records = list(after([told(f"chat-{n}", title="x" * 200) for n in range(40)]).values())[::-1]
+    seen: list[str] = []
+    pages, at = 0, ""
+    while True:
+        reply = paged(records, at, 4_000)
+        seen += [one.id for one in reply.offerings]
+        pages += 1
+        if not reply.next:
+            break
+        assert reply.next > at and len(encode(reply)) < 5_000
+        at = reply.next
+    assert seen == sorted(one.id for one in records) and pages > 3
+    assert [one.id for one in paged(records, "", 1).offerings] == [seen[0]], "one at least"

@@ -178,7 +178,8 @@ async def rig(folder: Path, script: Script, records: Sequence[OfferingRecord] = 
         return Authenticated(claims=claims(request.token), signed=f"signed-{request.token}")
 
     async def listed(request: OfferingsQuery, caller: rpc.Caller) -> OfferingsReply:
-        return OfferingsReply(offerings=list(records))
+        behind = sorted((one for one in records if one.id > request.after), key=lambda one: one.id)  # One a page.
+        return OfferingsReply(offerings=behind[:1], next=behind[0].id if len(behind) > 1 else "")
 
     async def taken(request: CallsSeen, caller: rpc.Caller) -> CallsTaken:
         seen.extend(request.calls)

@@ -199,10 +199,16 @@ class OfferingsQuery(Contract, frozen=True, kw_only=True):
     name: OfferingName | None = None
     withdrawn: bool = False
     """Also those that are offered no more."""
+    after: str = ""
+    """`site/name`: the `next` of the answer before."""
 
 
 class OfferingsReply(Contract, frozen=True, kw_only=True):
+    """By site and name, as many as an answer holds."""
+
     offerings: list[OfferingRecord]
+    next: str = ""
+    """Not empty: there are more; ask again with it as `after`."""
 
 
 class CallLine(Contract, frozen=True, kw_only=True):

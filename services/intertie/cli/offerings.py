@@ -7,6 +7,7 @@ from contextlib import suppress
 import click
 
 from intertie.cli.call_texts import say_calls
+from intertie.cli.client import Client
 from intertie.cli.out import json_option, line, print_json, table
 from intertie.cli.session import connect
 from intertie.contracts.call_offerings import CallOffering, CallPrice, CallProtocol, OfferingRecord, OfferingsReply
@@ -16,12 +17,24 @@ from intertie.rating.text import money_text
 from intertie.text.groups import Group
 
 
+def listed(client: Client, site: str | None) -> list[OfferingRecord]:
+    """All of them, page by page."""
+    found: list[OfferingRecord] = []
+    after = ""
+    while True:
+        reply = client.get("/v1/offerings", OfferingsReply, {"site": site, "after": after or None})
+        found += reply.offerings
+        if reply.next <= after:
+            return found
+        after = reply.next
+
+
 @click.command()
 @click.option("--site", help="Of this site only.")
 @json_option
 def offerings(site: str | None, as_json: bool) -> None:
     """Call offerings that you may call: protocol, models, state, price, promise."""
-    reply = connect().get("/v1/offerings", OfferingsReply, {"site": site})
+    reply = OfferingsReply(offerings=listed(connect(), site))
     if as_json:
         print_json(reply)
         return
@@ -54,8 +67,7 @@ def show(name: str, month: str, as_json: bool) -> None:
     site, slash, own = name.partition("/")
     if not slash:
         raise click.UsageError(f"{name!r}: write SITE/NAME, as `intertie offerings` shows it")
-    found = client.get("/v1/offerings", OfferingsReply, {"site": site}).offerings
-    record = next((one for one in found if one.offering.name == own), None)
+    record = next((one for one in listed(client, site) if one.offering.name == own), None)
     if record is None:
         raise NotFound("call.unknown_offering", say_calls("no_such_offering", id=name), next_step="intertie offerings")
     measured: Attainment | None = None

@@ -46,11 +46,18 @@ class Offerings:
     async def refresh(self) -> None:
         """All of them; what the registry does not know any more is forgotten."""
         self._asked_s = self.clock.monotonic_s()
-        reply = await rpc.call(self.bus, e.CALL_OFFERINGS, OfferingsQuery(withdrawn=True), claims=self.own_claims())
-        ids = {record.id for record in reply.offerings}
+        found: list[OfferingRecord] = []
+        after = ""
+        while True:
+            reply = await rpc.call(self.bus, e.CALL_OFFERINGS, OfferingsQuery(withdrawn=True, after=after), claims=self.own_claims())
+            found += reply.offerings
+            if reply.next <= after:
+                break
+            after = reply.next
+        ids = {record.id for record in found}
         for id in [id for id in self.known if id not in ids]:
             del self.known[id]
-        for record in reply.offerings:
+        for record in found:
             self._take(record)
 
     async def find(self, site: str, name: str) -> OfferingRecord | None:

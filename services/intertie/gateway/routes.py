@@ -275,7 +275,7 @@ def _quarantine_of(service: str, listed: Endpoint[Any, Any], tried: Endpoint[Any
 
 
 def _offerings(p: Parts) -> OfferingsQuery:
-    return OfferingsQuery(site=_site_of(p))
+    return OfferingsQuery(site=_site_of(p), after=p.query.get("after", ""))
 
 
 def _calls(p: Parts) -> CallsQuery:
@@ -449,7 +449,7 @@ ROUTES: tuple[Route, ...] = (
         AgreeSpec,
         status=201,
     ),
-    Route("GET", "/v1/offerings", e.CALL_OFFERINGS, _offerings, "Call offerings that you may call, or see", query=("site",)),
+    Route("GET", "/v1/offerings", e.CALL_OFFERINGS, _offerings, "Call offerings that you may call, or see", query=("site", "after")),
     Route(
         "GET",
         "/v1/offerings/{site}/{name}/attainment",

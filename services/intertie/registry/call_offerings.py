@@ -26,6 +26,8 @@ from intertie.store import StoreTx, Tx
 from intertie.trust.rights import Scope, scope
 
 LOG = log.get("registry.offerings")
+# An answer fits one message of the bus with room to spare.
+ANSWER_BYTES = 512 * 1024
 Mark = Callable[[StoreTx], Awaitable[None]]
 
 
@@ -68,9 +70,8 @@ class CallOfferings:
         seen = scope(caller.claims, "offering.read")
         async with self._store.offerings(read_only=True) as rows:
             found = await rows.find(query.site, query.name)
-        return OfferingsReply(
-            offerings=[one for one in found if (query.withdrawn or not one.withdrawn) and visible(one, seen)],
-        )
+        shown = [one for one in found if (query.withdrawn or not one.withdrawn) and visible(one, seen)]
+        return core.paged(shown, query.after, ANSWER_BYTES)
 
     async def told(self, site: SiteName, said: OfferingsTold, mark: Mark) -> None:
         """A site's word on all of its offerings. One that no rule can take is recorded as a fault, and what stood before stands."""

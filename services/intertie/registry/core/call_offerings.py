@@ -7,7 +7,8 @@ from datetime import datetime
 
 import msgspec
 
-from intertie.contracts.call_offerings import OfferingRecord, OfferingTold
+from intertie.contracts.base import encode
+from intertie.contracts.call_offerings import OfferingRecord, OfferingsReply, OfferingTold
 from intertie.errors import Refused
 from intertie.ids import OfferingName, SiteName, name
 
@@ -69,3 +70,15 @@ def _record(known: OfferingRecord | None, one: OfferingTold, site: SiteName, at:
         told_at=at,
         version=known.version + 1,
     )
+
+
+def paged(records: Sequence[OfferingRecord], after: str, most_bytes: int) -> OfferingsReply:
+    """Those behind `after`, as many as the bytes allow and one at least: an owner who offers much shuts nobody else out."""
+    behind = sorted((one for one in records if one.id > after), key=lambda one: one.id)
+    told: list[OfferingRecord] = []
+    for one in behind:
+        most_bytes -= len(encode(one)) + 1
+        if told and most_bytes < 0:
+            return OfferingsReply(offerings=told, next=told[-1].id)
+        told.append(one)
+    return OfferingsReply(offerings=told)
