@@ -61,6 +61,11 @@ def native(outcome: NativeOutcome, **fields: object) -> NativeJob:
     return replace(job, **fields)  # type: ignore[arg-type]  # its fields
 
 
+def own(job: NativeJob) -> NativeJob:
+    assert job.end is not None
+    return replace(job, end=replace(job.end, own=True))
+
+
 O = NativeOutcome  # noqa: E741  # a table's column
 
 ENDS = [
@@ -96,11 +101,33 @@ ENDS = [
         replace(native(O.EXITED, code=TWICE), ended=T0 + timedelta(seconds=1)),
         None,
         False,
-        "failed",
-        Cause.SITE,
+        "unknown",
+        Cause.UNKNOWN,
         None,
         None,
     ),
+    (
+        "put back while it ran, by whomever",
+        native(O.EXITED, code=TWICE, restarts=1),
+        record(signal=15, stopped="signalled"),
+        False,
+        "unknown",
+        Cause.UNKNOWN,
+        None,
+        None,
+    ),
+    ("ended, then put back", native(O.EXITED, code=TWICE, restarts=1), record(code=3), False, "failed", Cause.JOB, 3, None),
+    (
+        "cancelled by its own account",
+        own(native(O.CANCELLED)),
+        record(signal=15, stopped="signalled"),
+        False,
+        "failed",
+        Cause.JOB,
+        None,
+        15,
+    ),
+    ("cancelled by us, as its own account", own(native(O.CANCELLED)), None, True, "cancelled", Cause.CANCELLED, None, None),
     ("a stub's code after a run", native(O.EXITED, code=TWICE), None, False, "failed", Cause.JOB, TWICE, None),
     ("its own code is that of a refusal", native(O.EXITED, code=TWICE), record(code=TWICE), False, "failed", Cause.JOB, TWICE, None),
     ("nobody knows", native(O.UNKNOWN), None, False, "unknown", Cause.UNKNOWN, None, None),

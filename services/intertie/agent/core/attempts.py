@@ -196,11 +196,13 @@ BY_SITE: Mapping[str, Verdict] = {
     "launch_failed": Verdict("failed", Cause.SITE, "the site's own scheduler could not launch it"),
     "out_of_memory": Verdict("failed", Cause.JOB, "ran out of the memory that it had asked for"),
     "cancelled_at_site": Verdict("cancelled", Cause.SITE, "cancelled in the site's own scheduler, not by us"),
+    "cancelled_by_itself": Verdict("failed", Cause.JOB, "cancelled in the site's own scheduler by the account that it ran as, not by us"),
+    # A job may ask for that itself, as may the site: who did stands in no record.
     "restarted": Verdict(
-        "failed", Cause.SITE, "the site's own scheduler started it a second time, which is refused; how its run ended nobody saw"
+        "unknown", Cause.UNKNOWN, "the site's own scheduler started it a second time, which is refused; who asked for that nobody can tell"
     ),
 }
-"""Ends that the site's own scheduler made, and whose doing each is."""
+"""Ends that came by way of the site's own scheduler, and whose doing each is."""
 
 
 def verdict(end: Exit, attempt: Attempt) -> Verdict:

@@ -220,10 +220,13 @@ def exit_of(job: NativeJob | None, started: StubStarted | None, ended: StubEnded
     if ended is not None and ended.refused_errno is not None:
         text = f"{ended.refused_file}: No such file or directory"
         return replace(base, refused_errno=errno.ENOENT, refused_file="first line", refused_text=text)
-    code, signal = _code(ended, end)
+    again = job is not None and job.restarts > 0
+    code, signal = _code(ended, end if not again else None) if ended is not None else _code(None, end)
     base = replace(base, code=code, signal=signal)
     if end is not None and (by_site := SITE_ENDS.get(end.outcome)) and not (by_site == "launch_failed" and (ran or started is not None)):
         return replace(base, ended_by=by_site)
+    if again and end is not None and end.code in STUB_CODES and (ended is None or ended.stopped == "signalled"):
+        return replace(base, code=None, signal=None, ended_by="restarted")
     if ended is not None and ended.stopped in ("asked", "lease_ended", "wall_limit"):
         return replace(base, stopped_for=ended.stopped)
     if ended is not None and not ended.stopped and ended.signal is None:
@@ -231,7 +234,9 @@ def exit_of(job: NativeJob | None, started: StubStarted | None, ended: StubEnded
     if end is not None and end.outcome is NativeOutcome.WALL_LIMIT:
         return replace(base, stopped_for="wall_limit")
     if end is not None and end.outcome is NativeOutcome.CANCELLED:
-        return replace(base, stopped_for="asked") if known.asked else replace(base, ended_by="cancelled_at_site")
+        if known.asked:
+            return replace(base, stopped_for="asked")
+        return replace(base, ended_by="cancelled_by_itself" if end.own else "cancelled_at_site")
     if ended is not None:
         # The shell's word for the job itself, told of its end by nobody else.
         return replace(base, stopped_for="asked") if known.asked and ended.stopped == "signalled" else base

@@ -227,7 +227,14 @@ class SlurmCluster:
         for run in runs:
             jobs.setdefault((run.number, run.cluster), []).append(run)
         code = code if len(jobs) == 1 else None
-        return judge.chosen([judge.of_books(same, self._tag_of(same[-1]), self._name, code) for same in jobs.values()])
+        return judge.chosen([self._of_run(same, code) for same in jobs.values()])
+
+    def _of_run(self, same: Sequence[Booked], code: ExitCode | None) -> NativeJob:
+        job, last = judge.of_books(same, self._tag_of(same[-1]), self._name, code), same[-1]
+        if job.end is None or last.state.by_uid is None or self.rules.become is Become.SELF:
+            return job  # Where all is one account, the owner's own hand is that account's, too.
+        who = accounts.by_name(last.user)
+        return replace(job, end=replace(job.end, own=who is not None and who.uid == last.state.by_uid))
 
     async def _books(self, owed: Mapping[AttemptId, Sequence[Queued]], known: Mapping[AttemptId, Known]) -> Read[Booked]:
         """One question: by ids where all are known, else by the accounts that work runs as."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import PurePath
 
 from intertie.agent.adapters.port import Accounted, NativeEnd, NativeJob, NativeOutcome, NativePhase
@@ -34,7 +34,11 @@ class Ours:
     def tag(self, row: Row) -> Tag | None:
         if self.users and row.user not in self.users:
             return None
-        return read_tag(row.comment) or tag_of_folder(row.folder, self.root / row.user if self.by_account and row.user else self.root)
+        # A user may change the comment of a job of theirs while it runs, not the folder that it works in.
+        said, lies = read_tag(row.comment), tag_of_folder(row.folder, self.root / row.user if self.by_account and row.user else self.root)
+        if not row.folder.strip() or (said is not None and lies is not None and said.attempt == lies.attempt):
+            return said
+        return lies
 
 
 def ended_as(state: JobState, code: ExitCode | None, *, ran: bool) -> NativeEnd:
@@ -107,9 +111,15 @@ def of_queue(row: Queued, tag: Tag, cluster: str) -> NativeJob:
 
 
 def of_books(runs: Sequence[Booked], tag: Tag, cluster: str, code: ExitCode | None = None) -> NativeJob:
-    """Of the runs of one job, oldest first: the last one says what it is, the ones before are its restarts. `code`: as the queue remembers it, whole."""
+    """Of the runs of one job, oldest first: the last one says what it is, the ones before are its restarts, and all of them together how long it had its
+    nodes: laid end to end, from the first one's start. `code`: as the queue remembers it, whole."""
     last = runs[-1]
     phase = last.state.phase
+    started, ended = last.started if last.nodes else None, last.ended if phase is NativePhase.ENDED else None
+    had = [(run.started, run.ended) for run in runs if run.nodes and run.started is not None and run.ended is not None]
+    if len(runs) > 1 and phase is NativePhase.ENDED and had:
+        started = had[0][0]
+        ended = started + sum((max(end - start, timedelta(0)) for start, end in had), timedelta(0))
     return NativeJob(
         tag=tag.attempt,
         cluster=last.cluster or cluster,
@@ -118,9 +128,9 @@ def of_books(runs: Sequence[Booked], tag: Tag, cluster: str, code: ExitCode | No
         state=last.state.word,
         generation=tag.generation,
         submitted=last.submitted,
-        started=last.started if last.nodes else None,
-        ended=last.ended if phase is NativePhase.ENDED else None,
-        suspended_us=last.suspended_us or 0,
+        started=started,
+        ended=ended,
+        suspended_us=sum(run.suspended_us or 0 for run in runs),
         restarts=len(runs) - 1,
         nodes=last.nodes,
         end=ended_as(last.state, code or last.exit, ran=bool(last.nodes)) if phase is NativePhase.ENDED else None,
