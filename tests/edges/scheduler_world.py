@@ -16,6 +16,7 @@ from intertie.bus.rpc import Caller
 from intertie.clock import SystemClock
 from intertie.contracts.base import Event, EventMeta, decode, encode
 from intertie.contracts.identity import Claims, MappingRecord, MappingsChanged, Role
+from intertie.contracts.image import PoolImages
 from intertie.contracts.job import Attribution, Cause, ResultRef
 from intertie.contracts.link import (
     Answer,
@@ -51,6 +52,7 @@ from intertie.contracts.site import (
     Lendable,
     Phase,
     PoolChanged,
+    PoolInventory,
     PoolProfile,
     PoolRecord,
     SiteChanged,
@@ -131,6 +133,13 @@ def pool_record(site: SiteName, slots: int, *, version: int = 1, cordoned: bool 
         inventory_at=None,
         version=version,
     )
+
+
+def with_images(site: SiteName, slots: int, images: PoolImages | None, *, version: int = 2) -> PoolChanged:
+    """What the registry says once the site told its inventory; an agent of before images tells none of them."""
+    inventory = PoolInventory(pool=POOL, devices=[], running=0, waiting=0, images=images)
+    record = msgspec.structs.replace(pool_record(site, slots, version=version), inventory=inventory, inventory_at=CLOCK.now())
+    return PoolChanged(version=version, record=record)
 
 
 def joined_events(site: SiteName, slots: int, *tenants: TenantName) -> list[Event]:
@@ -288,7 +297,8 @@ class Agent:
         self.running[body.attempt] = body
         self._keep(body, "running")
         await self.say(Staging, body)
-        await self.say(Started, body, started=CLOCK.now(), devices=list(body.devices), native_id="7", account=body.account)
+        devices, image = list(body.devices), body.spec.image
+        await self.say(Started, body, started=CLOCK.now(), devices=devices, native_id="7", account=body.account, image=image)
 
     async def _stop(self, stop: Stop) -> None:
         body = self.running.get(stop.attempt)

@@ -23,6 +23,7 @@ from tests.edges.scheduler_world import (
     meta,
     pool_record,
     site_record,
+    with_images,
 )
 from tests.edges.store_world import running, until
 
@@ -31,6 +32,7 @@ from intertie.bus.rpc import Caller
 from intertie.clock import Clock, SystemClock
 from intertie.contracts.base import Empty, Event, encode
 from intertie.contracts.identity import AuditQuery, Role
+from intertie.contracts.image import PoolImages
 from intertie.contracts.incident import FaultReported
 from intertie.contracts.job import (
     AttemptsQuery,
@@ -194,6 +196,34 @@ async def test_what_no_pool_can_hold_is_refused_with_what_is_missing(hub: Hub, a
     dry = await hub.parts.scheduler.submit(SubmitJob(tenant=ACME, spec=asked, client_key="d", dry_run=True), USER)
     assert (dry.job, dry.fits) == (None, ["site-a/cpu"])
     assert (await hub.parts.scheduler.jobs(JobsQuery(), USER)).jobs == []
+
+
+IMAGE = "registry.example.cn/team/train@sha256:" + "a" * 64
+
+
+async def test_a_job_that_names_its_image_is_refused_where_none_runs_it_and_waits_for_a_site_that_has_not_told(
+    hub: Hub, agent: Agent
+) -> None:
+    """Issue 4. An agent of before images would run it without: it is never offered such a job, however long that waits."""
+    with pytest.raises(Refused) as refused:
+        await hub.submit(image="registry.example.cn/team/train:1.2")
+    assert refused.value.code == "image.no_digest" and "@sha256:" in refused.value.next_step
+    await hub.learn(with_images(SITE, 2, PoolImages()))
+    with pytest.raises(Refused) as refused:
+        await hub.submit(image=IMAGE)
+    assert refused.value.code == "scheduler.no_site_fits" and "runs no images" in refused.value.text
+    await hub.learn(with_images(SITE, 2, None, version=3))
+    job = await hub.submit(image=IMAGE)
+    waiting = (await hub.waits(job.job, WaitReason.NO_SITE_FITS)).waiting
+    assert waiting is not None and [r.rule for r in waiting.rejections] == ["image_untold"]
+    assert not agent.offers
+    await hub.learn(with_images(SITE, 2, PoolImages(runtime="apptainer", sources=["registry.example.cn"]), version=4))
+    body = await agent.next_running()
+    assert body.spec.image == IMAGE
+    ran = await hub.reaches(job.job, "running")
+    assert ran.attempts[0].image == IMAGE
+    story = await hub.parts.scheduler.story(JobQuery(job=job.job), USER)
+    assert any(line.what == "started" and IMAGE in line.why for line in story.lines)
 
 
 async def test_before_any_site_has_joined_a_job_waits_for_one(hub: Hub) -> None:

@@ -55,6 +55,7 @@ TEXTS: Mapping[str, tuple[str, str]] = {
     "wait.site_queue": ("it waits in its site's own queue", "正在站点自身队列中排队"),
     "page.native_words": ("beside our state", "站点侧状态"),
     "page.native": ("the site's scheduler: {job} {words}, as of {at}", "站点调度器: 本地作业 {job} {words}(截至 {at})"),
+    "page.image": ("Image", "镜像"),
     "page.nodes": ("on {nodes}", "节点 {nodes}"),
     "page.suspended": ("suspended for {seconds} s of it", "其中挂起 {seconds} 秒"),
     "wait.site_silent": ("its site is not heard: what it does is unknown", "所在站点失联,状态不明"),

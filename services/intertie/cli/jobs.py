@@ -111,6 +111,8 @@ def tell_job(record: JobRecord) -> None:
         line(say("page.attempt", lang, number=attempt.number) + f"  {attempt.site}/{attempt.pool}  {attempt_text(attempt)}")
         for said in native_lines(attempt, lang):
             line(f"  {said}")
+        if attempt.image:
+            line(f"  {say('page.image', lang)}: {attempt.image}")
         for used in use_lines(attempt.device_use, lang):
             line(f"  {used}")
     if record.state is JobState.FAILED and record.attempts:

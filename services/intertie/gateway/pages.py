@@ -210,10 +210,11 @@ def silenced(job: JobRecord) -> JobRecord:
 def asked(job: JobRecord) -> str:
     """What a job asked for, in one line."""
     r = job.spec.resources
+    image = f" · {job.spec.image}" if job.spec.image else ""
     if r.gpus:
         memory = f" ≥ {r.gpu_memory_mib} MiB" if r.gpu_memory_mib else ""
-        return f"{r.gpus} × {r.gpu_model or 'GPU'}{memory} · {job.spec.wall_s} s"
-    return f"{r.slots} × CPU slot · {job.spec.wall_s} s"
+        return f"{r.gpus} × {r.gpu_model or 'GPU'}{memory} · {job.spec.wall_s} s{image}"
+    return f"{r.slots} × CPU slot · {job.spec.wall_s} s{image}"
 
 
 def seconds(us: int) -> str:

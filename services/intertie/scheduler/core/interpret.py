@@ -377,7 +377,8 @@ def _started(telling: _Telling, entry: Started) -> Change | Ignored:
     started = noted(attempt, record=fields, journal=telling.source.journal)
     # An owner who takes requests tells no native id.
     native = [f"native id {entry.native_id}"] if entry.native_id else []
-    where = " ".join([*native, *([f"on {', '.join(entry.nodes[:DEVICES_TOLD])}"] if entry.nodes else [])])
+    nodes = [f"on {', '.join(entry.nodes[:DEVICES_TOLD])}"] if entry.nodes else []
+    where = " ".join([*native, *nodes, *([f"in {entry.image}"] if entry.image else [])])
     return telling.change(job, started, "started", stray or where, recovered=attempt.live)
 
 
