@@ -13,10 +13,10 @@ from types import ModuleType
 
 import pytest
 
-from intertie.agent.check import Line, Place, checks_of, run
+from intertie.agent.check import Line, Place, checks_of, machine, run
 from intertie.agent.check.detect import interconnect_of, storage_of, written
 from intertie.agent.check.pools import judged
-from intertie.agent.check.reach import _clock
+from intertie.agent.check.reach import _clock, gateway
 from intertie.agent.check.report import line, shareable
 from intertie.agent.check.slurm import Partition, partitions_of
 from intertie.agent.check.texts import TEXTS
@@ -70,6 +70,15 @@ def test_cards_of_a_queue_s_nodes_are_not_missed_on_this_machine() -> None:
     nothing = Reading(none="NVML Shared Library Not Found")
     assert [one.level for one in judged([profile(64), slots_pool(512)], nothing, 4, "pools.json", elsewhere=True)] == ["ok", "ok"]
     assert [one.level for one in judged([profile(64)], nothing, 4, "pools.json")] == ["fail"]
+
+
+async def test_a_node_is_told_its_head_and_not_to_join_a_hub(tmp_path: Path) -> None:
+    place = Place(folder=Folder(tmp_path))
+    assert [one.level for one in await machine.agent(place)] == ["warn"]
+    (tmp_path / "node.json").write_text('{"node": "gpu7", "site": "rack", "head": "10.0.0.5:7443", "slots": 2}')
+    (told,) = await machine.agent(place)
+    assert (told.level, "gpu7" in told.text, "10.0.0.5:7443" in told.text) == ("ok", True, True)
+    assert await gateway(place) == []
 
 
 NOW = datetime(2026, 12, 1, 12, 0, 0, 500_000, tzinfo=UTC)

@@ -6,6 +6,10 @@ import json
 import os
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
@@ -64,3 +68,52 @@ async def test_a_lost_card_is_one_fewer_than_declared(tmp_path: Path, monkeypatc
     rack.lose(1)
     [found] = judged(cards, await seen_here(place), 1, "pools.json")
     assert (found.level, "only 1 seen" in found.text) == ("fail", True)
+
+
+def test_cards_are_detected_by_the_exporter_that_the_owner_named(tmp_path: Path) -> None:
+    device = '{gpu="0",UUID="GPU-1",modelName="NVIDIA A100-SXM4-80GB"}'
+    text = f"DCGM_FI_DEV_FB_USED{device} 100\nDCGM_FI_DEV_FB_FREE{device} 81000\nDCGM_FI_DEV_GPU_UTIL{device} 0\n"
+    with serving(text) as url:
+        folder = tmp_path / "data"
+        folder.mkdir(0o700)
+        (folder / "site.toml").write_text(f'[[telemetry]]\nsource = "dcgm"\nurl = "{url}/metrics"\n', encoding="utf-8")
+        command = [
+            sys.executable,
+            "-m",
+            "intertie.agent",
+            "check",
+            "--data",
+            folder,
+            "--detect",
+            tmp_path / "pools.toml",
+            "--interconnect",
+            "none",
+        ]
+        env = {"PATH": os.environ["PATH"], "NO_PROXY": "127.0.0.1"}
+        done = subprocess.run([*map(str, command)], env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    found = {one.accelerator: one.count for one in read_profiles(tmp_path / "pools.toml")}
+    assert found["A100-SXM4-80GB"] == 1
+
+
+@contextmanager
+def serving(text: str) -> Iterator[str]:
+    """An exporter that always says `text`; its address."""
+
+    class Exporter(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Type", "text/plain; version=0.0.4")
+            self.end_headers()
+            self.wfile.write(text.encode())
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Quiet."""
+
+    server = HTTPServer(("127.0.0.1", 0), Exporter)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()

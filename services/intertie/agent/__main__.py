@@ -93,7 +93,7 @@ def check(data: Path, hub: str, as_json: bool, profile: Path | None, interconnec
             click.echo(VERSION)
             return
         if profile is not None:
-            command.write_profile(profile, interconnect)
+            command.write_profile(profile, interconnect, folder)
             return
         sys.exit(command.show(folder, hub, as_json))
     except IntertieError as err:
@@ -197,12 +197,14 @@ def kubernetes_manifests(data: Path, as_json: bool) -> None:
 
 async def _join(data: Path, hub: str, token: str, profile: Path | None, interconnect: str, slots: int | None) -> str:
     from intertie.agent import join as room
+    from intertie.agent.check.command import place_of
+    from intertie.agent.check.pools import seen_here
 
     profiles: list[PoolProfile]
     if profile is not None:
         profiles = room.read_profiles(profile)
     else:
-        profiles = await room.detect(interconnect=interconnect)
+        profiles = await room.detect(interconnect=interconnect, reading=await seen_here(place_of(Folder(data))))
         if slots is not None:
             profiles = [one if one.accelerator != "none" else room.slots_pool(slots) for one in profiles]
     return (await room.join(Folder(data), hub=hub, token=token, profiles=profiles)).site

@@ -48,14 +48,16 @@ def read_profiles(path: Path) -> list[PoolProfile]:
         ) from err
 
 
-async def detect(*, interconnect: str = "", collector: Collector | None = None) -> list[PoolProfile]:
-    """What this machine can see of itself: a pool of CPU slots, and one per GPU model if there are GPUs. How the cards are connected is seen by
-    their links and the adapters beside them; `Refused('agent.interconnect')` if the driver cannot say."""
-    eyes = collector or Collector()
-    try:
-        reading = await eyes.read()
-    finally:
-        await eyes.close()
+async def detect(*, interconnect: str = "", collector: Collector | None = None, reading: Reading | None = None) -> list[PoolProfile]:
+    """What this machine can see of itself: a pool of CPU slots, and one per GPU model if there are GPUs; `reading` by the sources that the owner
+    named, else by NVML. How the cards are connected is seen by their links and the adapters beside them; `Refused('agent.interconnect')` if
+    nobody can say."""
+    if reading is None:
+        eyes = collector or Collector()
+        try:
+            reading = await eyes.read()
+        finally:
+            await eyes.close()
     return [*_gpu_pools(reading, interconnect or interconnect_of(reading)), slots_pool(os.cpu_count() or 1)]
 
 

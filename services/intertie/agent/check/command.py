@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from intertie.agent.check.detect import ports, storage_of, written
+from intertie.agent.check.pools import seen_here
 from intertie.agent.check.report import Place, Report, run
 from intertie.agent.check.slurm import partitions
 from intertie.agent.config import Folder
@@ -58,11 +59,12 @@ def place_of(folder: Folder, hub: str = "") -> Place:
     return Place(folder=folder, joined=joined, profiles=profiles, rules=rules, hub=hub, environ=dict(os.environ))
 
 
-def write_profile(target: Path, interconnect: str) -> None:
+def write_profile(target: Path, interconnect: str, folder: Folder) -> None:
     """`Refused('agent.profile')` if the file is there: an owner's answers are never overwritten."""
     if str(target) != "-" and target.exists():
         raise Refused("agent.profile", f"{target} is there already", next_step="name another file, or move it away")
-    text = asyncio.run(_seen("pools.toml" if str(target) == "-" else str(target), interconnect))
+    log.setup("check", "CRITICAL")
+    text = asyncio.run(_seen("pools.toml" if str(target) == "-" else str(target), interconnect, place_of(folder)))
     if str(target) == "-":
         click.echo(text, nl=False)
         return
@@ -73,9 +75,9 @@ def write_profile(target: Path, interconnect: str) -> None:
     click.echo(f"{target}: answer how much, when and for whom, then: intertie-agent join --hub URL --token-file FILE --profile {target}")
 
 
-async def _seen(file: str, interconnect: str) -> str:
+async def _seen(file: str, interconnect: str, place: Place) -> str:
     from intertie.agent.join import detect  # noqa: PLC0415  # which itself asks this room how cards are connected
 
     mounts = Path("/proc/self/mounts").read_text(encoding="utf-8", errors="replace")  # noqa: ASYNC240  # memory, not a disk
-    profiles = await detect(interconnect=interconnect)
+    profiles = await detect(interconnect=interconnect, reading=await seen_here(place))
     return written(profiles, file=file, storage=storage_of(mounts), adapters=ports(), queues=await partitions())

@@ -103,6 +103,9 @@ async def disk(place: Place) -> Sequence[Line]:
 async def agent(place: Place) -> Sequence[Line]:
     """What the running agent says of itself, over its own door."""
     if place.joined is None:
+        node = place.node()
+        if node is not None:
+            return [line("ok", "joined.node", node=node.node, site=node.site, head=node.head)]
         return [line("warn", "joined.no", fix="join")]
     found = [line("ok", "joined.yes", site=place.joined.site)]
     mark = read_mark(place.folder)

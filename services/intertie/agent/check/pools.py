@@ -24,7 +24,11 @@ async def seen_here(place: Place) -> Reading:
     """By the sources that the owner named, else by NVML; `Refused` for one that cannot be a source."""
     eyes = Collector()
     try:
-        return await build(place.rules.telemetry, place.folder.root, SystemClock(), eyes).read()
+        sources = build(place.rules.telemetry, place.folder.root, SystemClock(), eyes)
+        try:
+            return await sources.read()
+        finally:
+            await sources.close()
     finally:
         await eyes.close()
 

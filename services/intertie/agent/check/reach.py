@@ -60,7 +60,7 @@ async def gateway(place: Place) -> Sequence[Line]:
     """Its health, and its clock by the Date of that answer."""
     url = place.gateway.rstrip("/")
     if not url:
-        return [line("warn", "gateway.none", fix="hub")]
+        return [] if place.node() is not None else [line("warn", "gateway.none", fix="hub")]
     parts, clock, loop = urlsplit(url), SystemClock(), asyncio.get_running_loop()
     try:
         port = parts.port or PORTS.get(parts.scheme, 443)

@@ -53,6 +53,14 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     lines: list[Line]
 
 
+class NodeOf(msgspec.Struct, frozen=True):
+    """What a node's `node.json` says of where it belongs."""
+
+    node: str
+    site: str
+    head: str
+
+
 @dataclass(frozen=True, slots=True)
 class Place:
     """What checks look at. Nothing in it is changed by them."""
@@ -68,6 +76,13 @@ class Place:
     @property
     def gateway(self) -> str:
         return self.joined.gateway_url if self.joined is not None else self.hub
+
+    def node(self) -> NodeOf | None:
+        """Where this folder's node belongs, if it is a node's: it has a head, and no hub of its own."""
+        try:
+            return msgspec.json.decode((self.folder.root / "node.json").read_bytes(), type=NodeOf)
+        except (OSError, msgspec.MsgspecError):
+            return None
 
 
 Check = Callable[[Place], Awaitable[Sequence[Line]]]

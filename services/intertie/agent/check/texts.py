@@ -65,6 +65,10 @@ TEXTS: Mapping[str, tuple[str, str]] = {
     "rules.bad": ("{error}", "{error}"),
     "joined.no": ("this machine has not joined a hub", "本机尚未加入平台"),
     "joined.yes": ("joined as {site}", "已加入,站点 {site}"),
+    "joined.node": (
+        "node {node} of site {site}; its head {head} speaks to the hub: intertie node list there",
+        "站点 {site} 的节点 {node};由主节点 {head} 与平台通信:在主节点执行 intertie node list",
+    ),
     "proxy.none": ("none is named: hub and bus are reached straight", "未配置:直接连接平台和总线"),
     "proxy.ok": ("{url} leads to the gateway", "经 {url} 访问网关"),
     "proxy.down": ("{url} is not reached: {error}", "无法连接 {url}:{error}"),
