@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path, PurePath
 
 from intertie.agent import accounts
@@ -26,8 +25,6 @@ def slurm_of(rules: SlurmRules, data: Path, clock: Clock) -> tuple[SlurmCluster,
     check(rules)
     if rules.become is Become.ROOT and not accounts.is_root():
         raise Refused("slurm.rules", 'become = "root" needs an agent that is root', next_step='use "sudo" with the wrapper, or "self"')
-    if sys.version_info < (3, 12) and rules.become is Become.SUDO and not hasattr(__import__("tarfile"), "data_filter"):
-        raise Refused("slurm.python", "this Python cannot unpack results safely", next_step="use Python 3.11.4 or newer")
     shell = shell_of(rules)
     files: Files
     if rules.become is Become.SUDO:
