@@ -245,3 +245,16 @@ async def test_in_an_image_the_script_has_its_folder_its_arguments_and_its_envir
     assert await job.run(PATH=f"{programs}:{os.environ['PATH']}") == 3
     assert job.text("log") == f"{seen}\nit's\n$HOME a b {job.folder}/work none\n"
     assert job.end().code == 3
+
+
+OVERRULES = {"PATH": "/nowhere", "IFS": "e", "intertie_wall": "99999", "intertie_job": "/", "intertie_look": "999", "intertie_leased": "0"}
+
+
+async def test_no_value_of_the_user_s_environment_reaches_the_stub_itself(job: Job) -> None:
+    """Their PATH is their job's; the stub still finds its own commands, and knows its own limit and lease."""
+    script = 'echo "up $PATH $intertie_wall"\n/bin/sleep 60\n'
+    code = await job.make(script, env=OVERRULES, wall_s=2, grace_s=1).run()
+    assert job.text("log") == "up /nowhere 99999\n"
+    end = job.end()
+    assert (code, end.stopped, end.signal) == (128 + signal.SIGTERM, "wall_limit", signal.SIGTERM)
+    assert not (job.folder / "env.sh").exists()

@@ -74,13 +74,16 @@ intertie_end() {
     intertie_killer=$!
 }
 
+# In what becomes the job alone: no value of the user's is one of the stub's own, their PATH neither.
 intertie_env() {
+    intertie_text=
+    if [ -f "$intertie_job/env.sh" ]; then
+        intertie_text=$(cat "$intertie_job/env.sh") && rm -f "$intertie_job/env.sh" || return 1
+    fi
     intertie_cuda=${CUDA_VISIBLE_DEVICES-} intertie_had=${CUDA_VISIBLE_DEVICES+1}
-    [ ! -f "$intertie_job/env.sh" ] || . "$intertie_job/env.sh" || return 1
+    eval "$intertie_text"
     # Which cards it may see is the scheduler's word, whatever the user's values say.
     [ "$intertie_had" != 1 ] || export CUDA_VISIBLE_DEVICES="$intertie_cuda"
-    rm -f "$intertie_job/env.sh"
-    cd "$intertie_job/work"
 }
 
 cd "$intertie_job" || exit $intertie_broken
@@ -96,7 +99,7 @@ if intertie_lease_over; then
     intertie_refuse too_late 'its lease had passed' $intertie_too_late
 fi
 : >>log || intertie_refuse broken 'its log cannot be written' $intertie_broken
-intertie_env || intertie_refuse broken 'its work folder or its environment cannot be used' $intertie_broken
+{ [ ! -f env.sh ] || [ -r env.sh ]; } && cd work || intertie_refuse broken 'its work folder or its environment cannot be used' $intertie_broken
 
 {
     echo format=1
@@ -126,6 +129,11 @@ fi
 if env --default-signal=INT,QUIT true 2>/dev/null; then
     set -- env --default-signal=INT,QUIT "$@"
 fi
+# Found by the site's PATH, not by the user's.
+if intertie_found=$(command -v "$1"); then
+    shift
+    set -- "$intertie_found" "$@"
+fi
 intertie_stopped= intertie_killer= intertie_heard=0
 trap 'intertie_heard=1; IFS= read -r intertie_why <"$intertie_job/.why"; intertie_end "$intertie_why"' USR1
 trap 'intertie_heard=1; intertie_end signalled' TERM
@@ -135,7 +143,9 @@ exec 2>"$intertie_job/.died"
 (
     trap - INT QUIT TERM USR1
     sleep 0.2 2>/dev/null || sleep 1
-    exec "$@" </dev/null >>"$intertie_job/log" 2>&1
+    exec </dev/null >>"$intertie_job/log" 2>&1
+    intertie_env || exit 126
+    exec "$@"
 ) &
 intertie_child=$!
 IFS=. read -r intertie_began intertie_rest </proc/uptime
