@@ -20,6 +20,7 @@ from intertie.agent.sources.reading import CardReading
 from intertie.contracts.observed import PoolSeen
 from intertie.contracts.probe import ProbeOutcome, ProbeReport
 from intertie.contracts.site import (
+    AccessMode,
     Device,
     DeviceKind,
     DeviceObserved,
@@ -45,6 +46,7 @@ def record(
     *,
     interconnect: str = "nvlink",
     native: NativeLoad | None = None,
+    mode: AccessMode = AccessMode.MANAGED,
 ) -> PoolRecord:
     inventory = None
     if states is not None:
@@ -56,7 +58,7 @@ def record(
         site=SITE,
         pool=MAIN,
         kind=SiteKind.MACHINES,
-        profile=msgspec.structs.replace(TWO.profile, interconnect=interconnect),
+        profile=msgspec.structs.replace(TWO.profile, interconnect=interconnect, mode=mode),
         phase=Phase.PRODUCTION,
         cordoned=False,
         draining=False,
@@ -86,6 +88,7 @@ ROWS: list[tuple[str, PoolRecord, list[str]]] = [
     ("links that were not declared", record(FINE, interconnect="pcie"), ["interconnect"]),
     ("BR-104: a value that stays blank", record(msgspec.structs.replace(FINE, unread={"memory_used": 2})), ["unread"]),
     ("links that could not be read", record(msgspec.structs.replace(FINE, links=None), interconnect="pcie"), []),
+    ("a pool in which its owner alone decides shows no cards", record(None, (), mode=AccessMode.SERVICE), []),
     ("rights of a queue are no cards to count", record(FINE, (DeviceState.FREE,), native=NativeLoad()), []),
 ]
 

@@ -117,6 +117,17 @@ async def test_books_that_differ_are_told_to_people_unasked_and_once_and_when_it
     assert [recovered for recovered, _ in await told_of()] == [False, True]
 
 
+async def test_differences_that_were_told_before_a_restart_are_over_when_books_agree(edge: Edge) -> None:
+    await finished(edge)
+    await edge.say(told(edge, native(0, 50)))
+    await edge.service.reconsider()
+    assert edge.service.native is not None
+    edge.service.native._differed.clear()  # Another copy of the service goes on.
+    await edge.say(told(edge, native(), read_at=READ + timedelta(minutes=20)))
+    await edge.service.reconsider()
+    assert [one.report.recovered for one in await faults(edge) if one.report.kind == "metering.reconciliation"] == [False, True]
+
+
 async def test_a_reading_that_came_later_replaces_the_one_before_and_the_same_one_twice_is_one(edge: Edge) -> None:
     await finished(edge)
     early = told(edge, native(0, 50), read_at=READ - timedelta(hours=5))

@@ -6,11 +6,13 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
+import msgspec
 from tests.fakes.agents import GUEST, offer, pool
 from tests.fakes.sites import World, a_site
 
@@ -19,7 +21,7 @@ from intertie.agent.core.rules import Rules
 from intertie.agent.probe import PROBES_VERSION, Probe
 from intertie.contracts.link import Lane, LaneState, OfferRefused, ProbeTold
 from intertie.contracts.probe import ProbeOutcome, ProbeReport
-from intertie.contracts.site import DeviceState
+from intertie.contracts.site import AccessMode, DeviceState
 from intertie.ids import DeviceId, PoolName
 from intertie.link.site import Exchange
 from intertie.trust.seal import open_seal
@@ -78,6 +80,22 @@ async def test_a_probe_runs_as_an_account_of_jobs_measures_and_is_told_once_unde
         assert await report_of(probe) == report, "a new agent knows of it, and runs none before it is due"
         await asyncio.sleep(0.2)
         assert len(await entries(world)) <= 1
+
+
+async def test_of_a_pool_in_which_its_owner_decides_a_probe_names_neither_card_nor_account(short_folder: Path) -> None:
+    there = pool()
+    service = replace(there, profile=msgspec.structs.replace(there.profile, mode=AccessMode.SERVICE))
+    async with a_site(short_folder, pools=[service], rules=Rules(probe=NOW)) as world, probing(world) as probe:
+        report = await report_of(probe)
+        probe.answered(heard())
+        async with asyncio.timeout(30):
+            while not await entries(world):  # noqa: ASYNC110  # nothing but looking tells
+                await asyncio.sleep(0.05)
+        (told,) = await entries(world)
+        said = open_seal(told.sealed, world.site.key.public, ProbeReport)
+        assert report.device == "slot-4" and report.account, "its owner sees it whole"
+        assert said == msgspec.structs.replace(report, device=DeviceId(""), account="")
+        assert probe.told()[0].last == report
 
 
 async def test_a_probe_makes_room_for_an_offer_of_its_device_and_tries_again(short_folder: Path) -> None:

@@ -26,7 +26,7 @@ from intertie.contracts.base import decode, encode
 from intertie.contracts.job import JobSpec, Resources
 from intertie.contracts.link import LINK_VERSION, EntryBase, Lane, LaneState, OfferBody, ProbeTold
 from intertie.contracts.probe import LocalProbe, ProbeOutcome, ProbeReport
-from intertie.contracts.site import DeviceKind, DeviceState
+from intertie.contracts.site import AccessMode, DeviceKind, DeviceState
 from intertie.errors import IntertieError
 from intertie.ids import AttemptId, DeviceId, JobId, PoolName, mint
 from intertie.link.journal import NextSeq
@@ -277,18 +277,25 @@ class Probe:
         level = LOG.info if row.report.outcome is ProbeOutcome.PASSED else LOG.warning
         level("probed", pool=pool, outcome=row.report.outcome.value, reason=row.report.reason, **row.report.measures)
 
+    def _shown(self, report: ProbeReport) -> ProbeReport:
+        """What the registry is told of it: of a pool in which the owner alone decides not on which card and as whom."""
+        pool = self._site.pools.get(report.pool)
+        if pool is not None and pool.profile.mode is not AccessMode.SERVICE:
+            return report
+        return msgspec.structs.replace(report, device=DeviceId(""), account="")
+
     async def _tell(self, pool: PoolName) -> None:
         """To the registry, once, as soon as it is one that understands."""
         site, row = self._site, self._rows.get(pool)
         if row is None or row.told or not self._keeper_knows:
             return
-        sealed = seal(site.key, encode(row.report), site.key.public)
+        sealed = seal(site.key, encode(self._shown(row.report)), site.key.public)
 
         def entries(following: NextSeq) -> Mapping[Lane, Sequence[EntryBase]]:
             entry = ProbeTold(seq=following[Lane.REGISTRY], at=site.clock.now(), islanded=site.islanded(), pool=pool, sealed=sealed)
             return {Lane.REGISTRY: [entry]}
 
-        told = msgspec.structs.replace(row, told=True)
+        told = msgspec.structs.replace(row, told=True)  # Here, to its owner, it stays whole.
         await site.append(entries, together(put_setting(f"{ROW}{pool}", encode(told).decode())))
         self._rows[pool] = told
 

@@ -35,7 +35,7 @@ def proof_lines(proof: PoolProof | None) -> list[str]:
 
 
 def probe_line(report: ProbeReport) -> str:
-    said = say(f"proof.{report.outcome}", language(), age=ago(report.at), device=report.device)
+    said = say(f"proof.{report.outcome}", language(), age=ago(report.at), device=report.device or "-")
     numbers = "  ".join(f"{name} {value}" for name, value in sorted(report.measures.items()))
     return "  ".join(part for part in (said, report.reason, numbers) if part)
 

@@ -105,12 +105,13 @@ class NativeBooks:
         period = period_of(now, DEFAULT_ZONE)
         start, end = bounds(period, DEFAULT_ZONE)
         for site in sorted(self._fresh):
-            self._fresh.discard(site)
             found = await self._of_site(site, period, start, end, now)
             count = len(found.differences) + found.more
-            if count != self._differed.get(site, 0):
-                self._differed[site] = count
+            # What was told before this process began is not known here: the first comparison is told whatever it says, so that what is over ends.
+            if count != self._differed.get(site):
                 await self._kept.report(differing(found))
+                self._differed[site] = count
+            self._fresh.discard(site)
 
     async def reconciliation(self, query: ReconciliationQuery, caller: Caller) -> ReconciliationReply:
         """Three books per attempt, for each site that has a book of its own."""

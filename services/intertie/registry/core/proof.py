@@ -9,7 +9,7 @@ from statistics import median
 from intertie.contracts.incident import ReportIncident, Severity
 from intertie.contracts.observed import Drift
 from intertie.contracts.probe import ProbeOutcome, ProbeReport
-from intertie.contracts.site import DeviceState, PoolRecord
+from intertie.contracts.site import AccessMode, DeviceState, PoolRecord
 from intertie.ids import PoolName, SiteName
 from intertie.registry.core.profile import NO_ACCELERATOR
 
@@ -34,7 +34,8 @@ def drift(record: PoolRecord, probes: Sequence[ProbeReport]) -> list[Drift]:
 
 def _counted(record: PoolRecord) -> list[Drift]:
     inventory, declared = record.inventory, record.profile.count
-    if inventory is None or inventory.native is not None:
+    # A pool in which its owner alone decides shows no devices: that says nothing of how many it has.
+    if inventory is None or inventory.native is not None or record.profile.mode is AccessMode.SERVICE:
         return []
     found = len(inventory.devices)
     lost = sum(device.state is DeviceState.LOST for device in inventory.devices)
@@ -114,7 +115,7 @@ def probed(report: ProbeReport) -> ReportIncident | None:
         kind="registry.probe",
         severity=Severity.WARNING,
         title=f"The probe of {where} passed" if passed else f"The probe of {where} failed",
-        text="It passed again." if passed else f"On {report.device}: {report.reason}"[:3_900],
+        text="It passed again." if passed else f"On {report.device or 'one of its devices'}: {report.reason}"[:3_900],
         site=report.site,
         recovered=passed,
     )
