@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
+import msgspec
 import pytest
 
+from intertie.cli.site_lines import pool_lines
 from intertie.cli.sites import still_running
+from intertie.contracts.image import PoolImages
 from intertie.contracts.site import (
     Freshness,
     Lendable,
@@ -65,3 +68,11 @@ def pool(running: int | None, freshness: Freshness = Freshness.FRESH) -> PoolRec
 def test_a_drain_is_over_when_the_site_says_so_and_not_when_it_is_silent(pools: list[PoolRecord], left: int | None) -> None:
     """Silence is not an answer."""
     assert still_running(pools) == left
+
+
+def test_a_pool_says_which_images_of_a_job_s_own_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("INTERTIE_LANG", "en")
+    takes = PoolImages(runtime="pyxis", sources=["nvcr.io/nvidia", "registry.example.cn"])
+    shown = msgspec.structs.replace(pool(0), inventory=PoolInventory(pool=PoolName("cpu"), devices=[], running=0, waiting=0, images=takes))
+    assert "  runs images that a job names: nvcr.io/nvidia, registry.example.cn by pyxis" in pool_lines(shown)
+    assert not any("images" in words for words in pool_lines(pool(0)))

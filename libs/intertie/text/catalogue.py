@@ -378,6 +378,7 @@ TEXTS: Mapping[str, tuple[str, str]] = {
     "site.slots": ("CPU slots", "CPU 槽位"),
     "site.node_memory": ("{mib} MiB on the node", "节点内存 {mib} MiB"),
     "site.card_memory": ("{mib} MiB each", "单卡 {mib} MiB"),
+    "site.images": ("runs images that a job names: {told}", "可运行任务指定的镜像:{told}"),
     "site.lends": ("lends {count}", "可让出 {count}"),
     "site.revision": ("revision {n}", "画像修订 {n}"),
     "site.hears_us": ("hears us", "平台应答可达"),

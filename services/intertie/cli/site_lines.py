@@ -71,6 +71,9 @@ def pool_lines(pool: PoolRecord) -> list[str]:
     ]
     if pool.cordoned:
         lines.append("  " + say("site.cordoned", lang, reason=pool.cordon_reason or "-"))
+    images = pool.inventory.images if pool.inventory is not None else None
+    if images is not None and images.runtime:
+        lines.append("  " + say("site.images", lang, told=images.told))
     if pool.inventory is not None:
         lines += [f"  {words}" for words in held_lines(pool, pool.inventory)]
     return lines
@@ -88,7 +91,7 @@ def held_lines(pool: PoolRecord, inventory: PoolInventory) -> list[str]:
     if (load := inventory.native) is not None:
         beside = say("site.native", lang, running=load.running, waiting=load.waiting, busy=load.devices_busy)
         if load.every_s:
-            beside += say("site.looks", lang, every=f"{load.every_s:g}", rpc=f"{load.rpc_per_minute:.1f}")
+            beside += say("site.looks", lang, every=f"{load.every_s:.1f}".removesuffix(".0"), rpc=f"{load.rpc_per_minute:.1f}")
         lines.append(beside)
     return lines
 
