@@ -390,5 +390,14 @@ def test_a_load_that_is_only_looked_at_again_is_no_news() -> None:
     assert (first[pool.name].devices_busy, first[pool.name].waiting, first[pool.name].every_s) == (6, 9, 30)
     later = rights.loads([pool], replace(told, at=T0 + timedelta(seconds=30)), rooms, every_s=30, rpc_per_minute=2.1)
     assert rights.same_but_age(first, later)
-    busier = {pool.name: msgspec.structs.replace(first[pool.name], waiting=10)}
-    assert not rights.same_but_age(first, busier)
+    for news in ({"waiting": 10}, {"rpc_per_minute": 4.0}, {"every_s": 300.0}):
+        assert not rights.same_but_age({pool.name: msgspec.structs.replace(first[pool.name], **news)}, first), news
+
+
+def test_processors_beside_our_own_cards_are_nobody_else_s_load() -> None:
+    slots, cards = NativeNode("n1", True, "mixed", devices=64, busy=2, model=rights.SLOTS), node(8, busy=2)
+    told = Described("c1", "22.05", T0, (slots, cards), NativeLoad(running=0, waiting=0, devices_busy=0))
+    pool = rights.rights(profile(accelerator="none"))
+    room = rights.room(pool, told, 0, alone=False)
+    assert room.foreign == 2, "they are not to be had"
+    assert rights.loads([pool], told, {pool.name: room}, every_s=30, rpc_per_minute=2.0)[pool.name].devices_busy == 0

@@ -59,6 +59,22 @@ async def test_its_inventory_is_of_rights_with_the_load_of_others_beside(short_f
     await cluster.close()
 
 
+async def test_rights_that_others_take_and_the_load_that_took_them_are_told_as_one(short_folder: Path) -> None:
+    cluster = a_cluster(8)
+    adapter = over(short_folder, cluster)
+    async with a_site(short_folder, adapter=adapter, pools=[rights(profile())]) as world:
+        around = Around(cluster, adapter, CLOCK, [profile()], 0.2)
+        await around.look(world.site.books)
+        (load,) = around.loads.values()
+        assert load.devices_busy == 0
+        # Long before a change of the load alone would be told.
+        cluster.foreign_running, cluster.foreign_devices = 1, 7
+        around._due_s = 0.0
+        assert count(dict(await around.look(world.site.books))) == {DeviceState.FREE: 1, DeviceState.FOREIGN: 3}
+        (load,) = around.loads.values()
+        assert (load.running, load.devices_busy) == (1, 7)
+
+
 async def test_a_drained_node_leaves_at_the_next_look(short_folder: Path) -> None:
     cluster = a_cluster(8)
     adapter = over(short_folder, cluster)

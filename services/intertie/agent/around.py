@@ -96,7 +96,9 @@ class Around:
             found |= rights.states(pool, rooms[pool.name], held)
         loads = rights.loads(self.pools, self.told, rooms, every_s=self.every_s, rpc_per_minute=self.looks.rpc_per_minute())
         now_s = self.clock.monotonic_s()
-        if not self.loads or (now_s >= self._loads_s and not rights.same_but_age(loads, self.loads)):
+        # What rights are worth is told at once, and with it the load that makes them so: the two never contradict each other.
+        news = found != self._states or (now_s >= self._loads_s and not rights.same_but_age(loads, self.loads))
+        if not self.loads or news:
             self.loads, self._loads_s = loads, now_s + LOADS_S * self.beat
         return found
 

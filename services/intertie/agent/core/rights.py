@@ -13,7 +13,7 @@ import msgspec
 
 from intertie.agent.adapters.port import Described, NativeNode
 from intertie.agent.core.devices import Pool
-from intertie.contracts.site import RIGHT, Device, DeviceKind, DeviceState, NativeLoad, PoolProfile
+from intertie.contracts.site import RIGHT, Device, DeviceKind, DeviceState, NativeLoad, PoolProfile, plain_model
 from intertie.ids import DeviceId, PoolName
 
 
@@ -61,7 +61,7 @@ def _of(pool: Pool, node: NativeNode) -> bool:
 
 def _plain(model: str) -> str:
     """Schedulers write `a100` where a driver says `A100-SXM4-80GB`: the first word decides."""
-    return model.removeprefix("NVIDIA ").strip().lower().replace("_", "-").partition("-")[0].partition(" ")[0]
+    return plain_model(model).lower().replace("_", "-").partition("-")[0].partition(" ")[0]
 
 
 def states(pool: Pool, room: Room, held: Collection[DeviceId]) -> dict[DeviceId, DeviceState]:
@@ -82,9 +82,14 @@ def states(pool: Pool, room: Room, held: Collection[DeviceId]) -> dict[DeviceId,
 def loads(
     pools: Iterable[Pool], told: Described, rooms: Mapping[PoolName, Room], *, every_s: float, rpc_per_minute: float
 ) -> dict[PoolName, NativeLoad]:
+    """By pool. Where nothing of the site's own runs, nothing of it is busy: processors beside our cards are ours."""
     return {
         pool.name: msgspec.structs.replace(
-            told.load, devices_busy=rooms[pool.name].foreign, observed_at=told.at, every_s=every_s, rpc_per_minute=rpc_per_minute
+            told.load,
+            devices_busy=rooms[pool.name].foreign if told.load.running else 0,
+            observed_at=told.at,
+            every_s=every_s,
+            rpc_per_minute=rpc_per_minute,
         )
         for pool in pools
     }
@@ -96,9 +101,17 @@ def unseen(pools: Sequence[Pool]) -> dict[DeviceId, DeviceState]:
 
 
 def same_but_age(now: Mapping[PoolName, NativeLoad], before: Mapping[PoolName, NativeLoad]) -> bool:
-    """Nothing has changed but when it was looked, and what that costs."""
+    """Nothing has changed but when it was looked; how often, and what that costs, is about what it was."""
 
     def bare(loads: Mapping[PoolName, NativeLoad]) -> dict[PoolName, NativeLoad]:
-        return {name: msgspec.structs.replace(load, observed_at=None, rpc_per_minute=0.0) for name, load in loads.items()}
+        return {name: msgspec.structs.replace(load, observed_at=None, every_s=0.0, rpc_per_minute=0.0) for name, load in loads.items()}
 
-    return bare(now) == bare(before)
+    return bare(now) == bare(before) and all(
+        _about(load.every_s, before[name].every_s) and _about(load.rpc_per_minute, before[name].rpc_per_minute)
+        for name, load in now.items()
+    )
+
+
+def _about(now: float, before: float) -> bool:
+    """Neither half as much more nor half as much less."""
+    return before / 1.5 <= now <= before * 1.5
