@@ -44,8 +44,6 @@ PLATFORMS = (
     "manylinux_2_31",
     "manylinux_2_34",
 )
-FROM_SOURCE = frozenset({"python-hostlist"})
-"""Has no wheel; pure Python, so one that is built here runs there (`describe` would find machine code of another architecture)."""
 MACHINES = {"x86_64": 62, "aarch64": 183}
 """ELF's e_machine."""
 _NEEDS = re.compile(rb"GLIBC_(\d+)\.(\d+)")
@@ -289,11 +287,8 @@ def download(arch: str, abi: str, work: Path) -> Path:
     """Wheels of all parts, hashes checked, and our own."""
     parts = work / "wheels"
     names = wanted_parts(arch, abi)
-    (work / "agent.lock").write_text(locked(names - FROM_SOURCE), encoding="utf-8")
-    (work / "source.lock").write_text(locked(names & FROM_SOURCE), encoding="utf-8")
+    (work / "agent.lock").write_text(locked(names), encoding="utf-8")
     pip("download", "--quiet", "--require-hashes", "--dest", str(parts), "-r", str(work / "agent.lock"), *targets(arch, abi))
-    if names & FROM_SOURCE:
-        pip("wheel", "--quiet", "--use-pep517", "--no-deps", "--require-hashes", "--wheel-dir", str(parts), "-r", str(work / "source.lock"))
     pip("wheel", "--quiet", "--no-deps", "--wheel-dir", str(parts), str(ROOT))
     return parts
 

@@ -10,7 +10,7 @@ import sys
 import tomllib
 from collections.abc import Iterator
 from importlib import import_module
-from importlib.metadata import packages_distributions
+from importlib.metadata import metadata, packages_distributions
 from pathlib import Path
 from typing import Any
 
@@ -196,6 +196,18 @@ def test_the_command_line_and_the_agent_run_without_the_hubs_packages(start: str
     assert "intertie.errors" in seen, "the walk went somewhere"
     used = foreign(found for name in seen if (file := module_file(name)) for found in imports(file))
     assert undeclared(used, *extras) <= DONE_WITHOUT
+
+
+@pytest.mark.parametrize("package", sorted(declared("hub", "agent", "agent-kubernetes", "embedded")))
+def test_nothing_that_is_brought_binds_who_passes_it_on_to_the_gpl(package: str) -> None:
+    """Ours is Apache-2.0, and agents are handed on (ADR 0010). The Lesser GPL of what is only called is another matter."""
+    about = metadata(package)
+    terms = [about.get("License") or "", about.get("License-Expression") or "", *(about.get_all("Classifier") or ())]
+    # Where one may choose (asyncssh), the other is chosen.
+    binding = [
+        one for one in terms if all(re.search(r"\bA?GPL|GNU (Affero )?General Public", way) for way in one.partition("\n")[0].split(" OR "))
+    ]
+    assert not binding
 
 
 @pytest.mark.parametrize("package", sorted(declared("hub", "agent", "embedded") - {"tzdata"}))

@@ -212,12 +212,55 @@ def test_exit_codes_signals_and_the_mark_of_memory_are_told_apart() -> None:
             parse_exit(text)
 
 
-def test_host_lists_are_spelt_out() -> None:
-    assert parse_hosts("n[1-3,7],x01") == ("n1", "n2", "n3", "n7", "x01")
-    assert parse_hosts("None assigned") == parse_hosts("(null)") == ()
-    for text in ("n[1-", "n]", "a b", "n[1-99999999]"):
-        with pytest.raises(Unreadable):
-            parse_hosts(text)
+HOSTS = [
+    ("n[1-3,7],x01", ("n1", "n2", "n3", "n7", "x01")),
+    ("n1", ("n1",)),
+    ("n[08-10]", ("n08", "n09", "n10")),
+    ("n[8-10]", ("n8", "n9", "n10")),
+    ("n[001]", ("n001",)),
+    ("rack[1-2]n[0-1]", ("rack1n0", "rack1n1", "rack2n0", "rack2n1")),
+    ("a[1]b,c", ("a1b", "c")),
+    ("x-1.y[2-3]-ib", ("x-1.y2-ib", "x-1.y3-ib")),
+    ("a,b,a", ("a", "b")),
+    ("n[1-3,2-4]", ("n1", "n2", "n3", "n4")),
+    ("n[0-65535]", tuple(f"n{number}" for number in range(65_536))),
+    ("None assigned", ()),
+    ("(null)", ()),
+]
+NO_HOSTS = [
+    *(
+        "n[1-",
+        "n]",
+        "n[",
+        "n[]",
+        "a b",
+        "n[1 -2]",
+        "n[a-b]",
+        "n[3-1]",
+        "n[1,,2]",
+        "n[1-2-3]",
+        "n[[1]]",
+        "n[-1]",
+        "n[\uff11]",
+        ",",
+        "a,",
+        ",a",
+        "a,,b",
+    ),
+    # More than a Slurm can have, however few words it takes to say so.
+    *("n[1-99999999]", "n[0-65536]", "a[1-300]b[1-300]", "n[1-40000],m[1-40000]", "[0-9]" * 40),
+]
+
+
+@pytest.mark.parametrize(("text", "names"), HOSTS, ids=[row[0] for row in HOSTS])
+def test_host_lists_are_spelt_out(text: str, names: tuple[str, ...]) -> None:
+    assert parse_hosts(text) == names
+
+
+@pytest.mark.parametrize("text", NO_HOSTS)
+def test_what_is_no_host_list_is_none(text: str) -> None:
+    with pytest.raises(Unreadable):
+        parse_hosts(text)
 
 
 # --- states ------------------------------------------------------------------------------------------------------------------------------

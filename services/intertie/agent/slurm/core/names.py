@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from hostlist import BadHostlist, expand_hostlist
-
+from intertie.agent.slurm.core.hosts import expand_hosts
 from intertie.agent.slurm.core.words import Truncated, Unreadable, is_nothing
 
 _REF = re.compile(
@@ -17,8 +16,6 @@ _RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9})(?::(\d{1,9}))?)?\Z", re.ASCII)
 _PARSABLE = re.compile(r"(\d{1,10})(?:;([\w.-]{1,64}))?\Z", re.ASCII)
 _SENTENCE = re.compile(r"Submitted batch job (\d{1,10})(?: on cluster ([\w.-]{1,64}))?\Z", re.ASCII)
 _EXIT = re.compile(r"(\d{1,5}):(\d{1,3})\Z", re.ASCII)
-# slurm.h: MAX_SLURM_NODES is 65,533; a longer list is no host list.
-MOST_HOSTS = 65_536
 # Slurm's own mark for "the out-of-memory killer took it": signal 125 (slurm_errno.h and signal tables have no such signal).
 OOM_MARK = 125
 # Slurm's error 4021, "the job could not be launched", read as a wait status.
@@ -73,13 +70,7 @@ def parse_hosts(text: str) -> tuple[str, ...]:
         return ()
     if len(told) > 100_000 or any(char.isspace() or not char.isprintable() for char in told):
         raise Unreadable("host list", text)
-    try:
-        names = expand_hostlist(told)
-    except (BadHostlist, ValueError, RecursionError) as err:
-        raise Unreadable("host list", text) from err
-    if len(names) > MOST_HOSTS or not all(names):
-        raise Unreadable("host list", text)
-    return tuple(names)
+    return expand_hosts(told)
 
 
 @dataclass(frozen=True, slots=True)
