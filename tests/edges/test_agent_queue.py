@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from datetime import timedelta
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from tests.fakes.sites import World, a_site
 from intertie.agent.adapters.fake_cluster import FakeCluster
 from intertie.agent.adapters.files import RECORD_BYTES, LocalFiles, Owned
 from intertie.agent.adapters.looks import Looks
-from intertie.agent.adapters.port import Chunk, NativePhase
+from intertie.agent.adapters.port import Chunk, Listing, NativePhase
 from intertie.agent.adapters.queue import QueueAdapter
 from intertie.agent.core.model import State
 from intertie.clock import ManualClock, SystemClock
@@ -419,3 +419,33 @@ async def test_what_is_silent_is_asked_to_go_until_it_answers(short_folder: Path
     clock.advance(40.0)
     await looks.tidy()
     assert cluster.questions > before, "no answer is no absence"
+
+
+class SlowCluster(FakeCluster):
+    """Whose answers take as long as it is told, and so does it to fail."""
+
+    takes_s = 0.0
+
+    async def status(self, tags: Collection[AttemptId]) -> Listing:
+        assert isinstance(self.clock, ManualClock)
+        self.clock.advance(self.takes_s)
+        return await super().status(tags)
+
+
+async def test_a_look_that_failed_is_tried_again_soon_however_long_it_took() -> None:
+    """What it took says nothing of what an answer costs: an outage that timed out hides no end for minutes after it is over."""
+    cluster = SlowCluster(ManualClock(), nodes={"n1": 2})
+    looks = Looks(cluster, cluster.clock, 30.0)
+    for takes_s, deaf, every_s in [
+        (0.1, False, 30.0),
+        (3.0, False, 60.0),
+        (30.0, False, 300.0),
+        (0.1, True, 30.0),
+        (45.0, True, 45.0),
+        (59.0, True, 59.0),
+        (70.0, True, 60.0),
+        (0.1, False, 30.0),
+    ]:
+        cluster.takes_s, cluster.deaf = takes_s, deaf
+        await looks.look()
+        assert looks.every_s == pytest.approx(every_s), (takes_s, deaf)

@@ -26,6 +26,8 @@ LOG = log.get("agent.looks")
 # A scheduler that needs a second for an answer is asked every twenty: looking may take a twentieth of its time, no more.
 SHARE = 20.0
 SLOWEST_S = 300.0
+# After a look that failed: how long it took says nothing of what an answer costs, so it is no reason to wait for minutes.
+FAILED_S = 60.0
 # What has just begun or ended may be looked at sooner, for all at once: at most twice as often as the owner said.
 SOONER = 2.0
 # A scheduler that has not answered for so long is not going to: the look has failed.
@@ -89,7 +91,9 @@ class Looks:
 
     @property
     def every_s(self) -> float:
-        """Seconds between looks: the owner's, or longer while the scheduler is slow."""
+        """Seconds between looks: the owner's, or longer while the scheduler is slow. After one that failed: as long as it took, within a minute."""
+        if self.silent_since is not None:
+            return max(self._owner_s, min(self._took_s, FAILED_S))
         return min(max(self._owner_s, self._took_s * SHARE), max(SLOWEST_S, self._owner_s))
 
     # --- who waits ---
