@@ -93,6 +93,7 @@ class Stack:
         profile: Path | None = None,
         env: Mapping[str, str] | None = None,
         kind: SiteKind = SiteKind.MACHINES,
+        account: str | None = None,
     ) -> Site:
         """Invite, join, map, start; returns when the hub hears it."""
         site = Site(SiteName(name), self.folder / name, dict(env or {}))
@@ -102,8 +103,8 @@ class Stack:
             invited = self.admin.post("/v1/invitations", Invited, invite)
             with environment(site.env):
                 join_site(self.layout.public_url, invited.token, site.folder, profile, interconnect=interconnect, slots=slots)
-            if self.account:
-                self.admin.put(f"/v1/tenants/{TENANT}/mappings/{name}", MappingsReply, MappingBody(account=self.account))
+            if mapped := account or self.account:
+                self.admin.put(f"/v1/tenants/{TENANT}/mappings/{name}", MappingsReply, MappingBody(account=mapped))
 
         await self.do(join)
         self.sites[name] = site
