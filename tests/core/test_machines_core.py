@@ -206,9 +206,15 @@ def test_holders_are_read_from_csv_and_toml_alike() -> None:
     assert (wang.devices, wang.until) == ([], datetime(2026, 12, 2, tzinfo=UTC)), "a time without an offset is of the machine's zone"
 
 
+@pytest.mark.parametrize(("text", "kind"), [("person,node,devices,until,reason\n", "csv"), ("reservation = []\n", "toml")])
+def test_an_owner_can_end_all_reservations_by_saying_so(text: str, kind: str) -> None:
+    assert reserved.read_reservations(text, kind=kind, zone=NOW) == []
+
+
 @pytest.mark.parametrize(
     ("text", "kind", "told"),
     [
+        ("# nothing\n", "toml", "no reservation"),
         ("person,node,devices,until\nli,n1,,tomorrow\n", "csv", "entry 1: until 'tomorrow'"),
         ("who,node\nli,n1\n", "csv", "unknown columns: who"),
         ("person,node,devices,until\n,n1,,2026-12-31\n", "csv", "entry 1"),

@@ -64,6 +64,11 @@ RIGHT = "lent-"
 """How the id of a device begins that is a right to queue for one, at a site with a queue of its own."""
 
 
+def plain_model(name: str) -> str:
+    """NVML's product name as profiles write it: `NVIDIA A100-SXM4-80GB` → `A100-SXM4-80GB`."""
+    return name.removeprefix("NVIDIA ").strip()
+
+
 class Device(Contract, frozen=True, kw_only=True):
     """One thing that is lent whole: a GPU by UUID, or a CPU slot (`slot-N`)."""
 

@@ -26,7 +26,7 @@ from intertie.agent.core.devices import Pool
 from intertie.agent.core.rules import Rules
 from intertie.contracts.base import decode, encode
 from intertie.contracts.identity import Joined
-from intertie.contracts.site import Device, DeviceKind, PoolProfile
+from intertie.contracts.site import Device, DeviceKind, PoolProfile, plain_model
 from intertie.errors import Refused
 from intertie.ids import DeviceId
 
@@ -145,11 +145,6 @@ def node_name() -> str:
     """This machine's name as a subject token."""
     name = "".join(c if c.isalnum() or c == "-" else "-" for c in socket.gethostname().split(".")[0].lower()).strip("-")
     return name[:63] or "node"
-
-
-def plain_model(name: str) -> str:
-    """NVML's product name as profiles write it: `NVIDIA A100-SXM4-80GB` → `A100-SXM4-80GB`."""
-    return name.removeprefix("NVIDIA ").strip()
 
 
 def make_pools(profiles: Iterable[PoolProfile], gpus: Sequence[Device], node: str) -> list[Pool]:

@@ -12,13 +12,13 @@ import msgspec
 
 from intertie.agent import accounts
 from intertie.agent.check.detect import interconnect_of
-from intertie.agent.config import VERSION, Folder, plain_model, write_whole
+from intertie.agent.config import VERSION, Folder, write_whole
 from intertie.agent.sources.reading import Reading
 from intertie.agent.telemetry import Collector
 from intertie.agent.way import Way, http_options, way_of
 from intertie.contracts.base import decode, encode
 from intertie.contracts.identity import Joined, JoinSite
-from intertie.contracts.site import Lendable, PoolProfile, TaskType
+from intertie.contracts.site import Lendable, PoolProfile, TaskType, plain_model
 from intertie.errors import Refused, Unavailable
 from intertie.ids import PoolName
 from intertie.trust.keys import Key

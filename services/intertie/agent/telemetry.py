@@ -19,12 +19,11 @@ from collections.abc import Collection, Mapping, Sequence
 import msgspec
 
 from intertie.agent import procs
-from intertie.agent.config import plain_model
 from intertie.agent.core.devices import Holds, Pool, state_of
 from intertie.agent.sources.port import Source
 from intertie.agent.sources.reading import CardReading, Reading
 from intertie.clock import Clock
-from intertie.contracts.site import Device, DeviceKind, DeviceState
+from intertie.contracts.site import Device, DeviceKind, DeviceState, plain_model
 from intertie.contracts.telemetry import DeviceSample, NodeSample
 from intertie.ids import AttemptId, DeviceId
 from intertie.observe import log

@@ -10,7 +10,7 @@ from intertie.cli.out import ago, json_option, line, local, print_json, table
 from intertie.cli.session import connect
 from intertie.contracts.observed import Drift
 from intertie.contracts.probe import LocalProbe, PoolProof, ProbeOutcome, ProbeReport, ProofsReply
-from intertie.errors import IntertieError
+from intertie.errors import NotFound
 from intertie.ids import PoolName
 from intertie.text import known, language, say
 
@@ -19,7 +19,7 @@ def proofs_of(client: Client, site: str) -> dict[PoolName, PoolProof]:
     """By pool; empty from a hub that keeps none."""
     try:
         return {one.pool: one for one in client.get(f"/v1/sites/{site}/proofs", ProofsReply).pools}
-    except IntertieError:
+    except NotFound:
         return {}
 
 

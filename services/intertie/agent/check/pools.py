@@ -8,12 +8,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from intertie.agent.check.report import Check, Line, Place, line
-from intertie.agent.config import plain_model
 from intertie.agent.sources.reading import CardReading, Reading
 from intertie.agent.sources.several import build
 from intertie.agent.telemetry import Collector
 from intertie.clock import SystemClock
-from intertie.contracts.site import PoolProfile
+from intertie.contracts.site import PoolProfile, plain_model
 from intertie.errors import IntertieError
 
 # What a driver keeps for itself of a card's memory, and what a data sheet rounds.

@@ -20,7 +20,7 @@ from typing import Annotated
 import msgspec
 
 from intertie.agent.core.devices import Pool
-from intertie.contracts.site import Device, DeviceKind, DeviceState, PoolProfile
+from intertie.contracts.site import Device, DeviceKind, DeviceState, PoolProfile, plain_model
 from intertie.ids import DeviceId
 
 
@@ -75,11 +75,6 @@ class NodeDevices:
     gpus: Sequence[Device]
 
 
-def plain(model: str) -> str:
-    """NVML's product name as profiles write it."""
-    return model.removeprefix("NVIDIA ").strip()
-
-
 def pools_of(profiles: Iterable[PoolProfile], own: NodeDevices, nodes: Iterable[NodeDevices]) -> list[Pool]:
     """Each declared pool with the devices of all nodes, the head's own first, at most as many as were declared."""
     everybody = [own, *nodes]
@@ -88,7 +83,7 @@ def pools_of(profiles: Iterable[PoolProfile], own: NodeDevices, nodes: Iterable[
         if profile.accelerator == "none":
             devices = [device for one in everybody for device in one.slots]
         else:
-            devices = [gpu for one in everybody for gpu in one.gpus if plain(gpu.model) == plain(profile.accelerator)]
+            devices = [gpu for one in everybody for gpu in one.gpus if plain_model(gpu.model) == plain_model(profile.accelerator)]
         # A card that two nodes claim to have is the first one's: it must not be held twice.
         once = list({device.id: device for device in reversed(devices)}.values())[::-1]
         pools.append(Pool(profile, once[: profile.count]))

@@ -12,7 +12,7 @@ import msgspec
 from intertie.agent.core.devices import Holds, Pool, state_of
 from intertie.agent.core.model import Attempt, EndedRecord, Failing, State
 from intertie.contracts.probe import ProbeOutcome
-from intertie.contracts.site import DeviceKind, DeviceState
+from intertie.contracts.site import DeviceKind, DeviceState, plain_model
 from intertie.ids import DeviceId
 
 MARK = "INTERTIE-PROBE "
@@ -140,8 +140,8 @@ def _contradicts(pool: Pool, said: _Said, measures: Mapping[str, int]) -> list[s
     profile = pool.profile
     if said.visible is not None and said.visible != 1:
         found.append(f"it was given one device and sees {said.visible}")
-    model = said.model.removeprefix("NVIDIA ").strip()
-    if model and model != profile.accelerator.removeprefix("NVIDIA ").strip():
+    model = plain_model(said.model)
+    if model and model != plain_model(profile.accelerator):
         found.append(f"the device is {model}, {profile.accelerator} is declared")
     memory = measures.get("memory_mib")
     if memory is not None and memory < profile.memory_mib * MEMORY_SHARE:

@@ -76,25 +76,33 @@ def notes(held: Mapping[DeviceId, Held], *, named: bool) -> dict[DeviceId, Note]
 
 
 def read_reservations(text: str, *, kind: str, zone: datetime) -> list[Reservation]:
-    """CSV (`person,node,devices,until,reason`; devices apart by blanks) or TOML (`[[reservation]]`). A time without an offset is of the machine's own
-    zone, which `zone` (any moment of now) shows. `Refused('machines.reservation')` names line and field."""
+    """CSV (`person,node,devices,until,reason`; devices apart by blanks) or TOML (`[[reservation]]`); columns alone, or `reservation = []`, end all.
+
+    A time without an offset is of the machine's own zone, which `zone` (any moment of now) shows. `Refused('machines.reservation')` names line and
+    field.
+    """
     try:
-        rows = tomllib.loads(text).get("reservation", []) if kind == "toml" else list(_csv(text))
+        rows = tomllib.loads(text).get("reservation") if kind == "toml" else _csv(text)
     except (tomllib.TOMLDecodeError, csv.Error) as err:
         raise _refused(f"this is no {kind}: {err}") from err
-    if not isinstance(rows, list) or not rows:
-        raise _refused("it holds no reservation")
+    if not isinstance(rows, list):
+        raise _refused("it holds no reservation; to end all of them write the columns alone, or reservation = []")
     return [_reservation(row, number, zone) for number, row in enumerate(rows, start=1)]
 
 
-def _csv(text: str) -> Iterable[dict[str, object]]:
+def _csv(text: str) -> list[dict[str, object]] | None:
+    """None: not even columns."""
     reader = csv.DictReader(io.StringIO(text.lstrip("\ufeff")), strict=True)
     if unknown := set(reader.fieldnames or ()) - set(COLUMNS):
         raise _refused(f"unknown columns: {', '.join(sorted(map(str, unknown)))}")
+    if reader.fieldnames is None:
+        return None
+    rows = []
     for row in reader:
         found: dict[str, object] = {key: (value or "").strip() for key, value in row.items() if key is not None}
         found["devices"] = str(found.get("devices", "")).split()
-        yield found
+        rows.append(found)
+    return rows
 
 
 def _reservation(row: object, number: int, zone: datetime) -> Reservation:

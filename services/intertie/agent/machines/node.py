@@ -17,7 +17,6 @@ import msgspec
 
 from intertie.agent.adapters.house import House
 from intertie.agent.adapters.process import ProcessAdapter
-from intertie.agent.config import plain_model
 from intertie.agent.core import leases
 from intertie.agent.core.attempts import Exit
 from intertie.agent.core.devices import Pool
@@ -33,7 +32,7 @@ from intertie.contracts.base import decode, encode
 from intertie.contracts.job import ResultRef, WorkRef
 from intertie.contracts.link import Ended, EntryBase, Lane
 from intertie.contracts.machines import PackPart, Part, ResultPart, Went
-from intertie.contracts.site import Device, DeviceKind, PoolProfile
+from intertie.contracts.site import Device, DeviceKind, PoolProfile, plain_model
 from intertie.errors import Refused, Unavailable
 from intertie.ids import AttemptId, DeviceId, TenantName
 from intertie.link.journal import Build, NextSeq

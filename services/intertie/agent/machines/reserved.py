@@ -34,8 +34,9 @@ class Reserved:
         asked = Reservations(reservations=found)
         devices = [device for pool in pools for device in pool.devices]
         nodes = sorted({device.node for device in devices})
-        self.told = reserved.checked(asked, nodes, (device.id for device in devices))
-        await asyncio.to_thread(write_whole, self._path, self.told)
+        told = reserved.checked(asked, nodes, (device.id for device in devices))
+        await asyncio.to_thread(write_whole, self._path, told)
+        self.told = told
 
     def in_force(self) -> Reservations:
         now = self._clock.now()

@@ -9,7 +9,7 @@ from statistics import median
 from intertie.contracts.incident import ReportIncident, Severity
 from intertie.contracts.observed import Drift
 from intertie.contracts.probe import ProbeOutcome, ProbeReport
-from intertie.contracts.site import AccessMode, DeviceState, PoolRecord
+from intertie.contracts.site import AccessMode, DeviceState, PoolRecord, plain_model
 from intertie.ids import PoolName, SiteName
 from intertie.registry.core.profile import NO_ACCELERATOR
 
@@ -19,10 +19,6 @@ MEMORY_SHARE = 0.05
 LEAST_SHARE: Mapping[str, float] = {"device_copy_mib_s": 0.8, "to_device_mib_s": 0.6, "cpu_hash_mib_s": 0.5, "disk_write_mib_s": 0.3}
 # Probes that passed before, of which the middle is what it was; fewer say nothing yet.
 LEAST_PAST = 5
-
-
-def plain(model: str) -> str:
-    return model.removeprefix("NVIDIA ").strip().lower()
 
 
 def drift(record: PoolRecord, probes: Sequence[ProbeReport]) -> list[Drift]:
@@ -53,7 +49,9 @@ def _seen(record: PoolRecord) -> list[Drift]:
     if seen is None:
         return []
     drifts = []
-    strange = {model: count for model, count in seen.models.items() if plain(model) != plain(profile.accelerator)}
+    strange = {
+        model: count for model, count in seen.models.items() if plain_model(model).lower() != plain_model(profile.accelerator).lower()
+    }
     missing = record.inventory is not None and len(record.inventory.devices) < profile.count
     if strange or (missing and seen.others):
         told = ", ".join(f"{count}×{model}" for model, count in sorted((strange or seen.others).items()))[:300]
