@@ -89,6 +89,7 @@ class _Played:
             self._record("refused", why="too_late", what="its lease had passed")
             return TOO_LATE, None
         (self.folder / "log").touch()
+        _give(self.folder / "log", self.folder)
         self._record("started", node=self.node, native=self.native_id, restarts="0", cards="", **self._times())
         return await self._see_out()
 
@@ -154,13 +155,12 @@ class _Played:
     def _say(self, text: bytes) -> None:
         with (self.folder / "log").open("ab") as f:
             f.write(text)
+        _give(self.folder / "log", self.folder)
 
     def _put(self, name: str, data: bytes) -> None:
         path = self.folder / "work" / name
         path.write_bytes(data)
-        if accounts.is_root():
-            owner = path.parent.stat()
-            os.chown(path, owner.st_uid, owner.st_gid)
+        _give(path, path.parent)
 
     def _times(self) -> dict[str, str]:
         utc_ns, boot_ns = int(self.clock.now().timestamp() * 1e6) * 1000, int(self.clock.boot_s() * 1e6) * 1000
@@ -169,7 +169,15 @@ class _Played:
     def _record(self, name: str, **fields: str) -> None:
         part = self.folder / f".{name}.part"
         part.write_text("".join(f"{key}={value}\n" for key, value in {"format": "1", **fields}.items()), encoding="utf-8")
+        _give(part, self.folder)
         part.rename(self.folder / name)
+
+
+def _give(path: Path, folder: Path) -> None:
+    """To whom the folder belongs, as if they had written it."""
+    if accounts.is_root():
+        owner = folder.stat()
+        os.chown(path, owner.st_uid, owner.st_gid)
 
 
 class Shell:

@@ -16,10 +16,8 @@ The whole folder belongs to the job's account: nothing in it is believed further
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
 import os
-import shutil
 import stat
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
@@ -27,6 +25,7 @@ from pathlib import Path, PurePath
 from typing import ParamSpec, Protocol, TypeVar
 
 from intertie.agent import accounts
+from intertie.agent.adapters.clear import clear
 from intertie.agent.adapters.port import Chunk
 from intertie.agent.outputs import pack_outputs
 from intertie.contracts.job import ResultRef
@@ -127,7 +126,7 @@ class LocalFiles:
     def _make(self, job: Owned, content: Content) -> None:
         home, who = self.home(job), self._owner(job)
         # From nothing, and ours until it is whole: what an account left in a folder of its own is no place for root to write.
-        shutil.rmtree(home, ignore_errors=True)
+        clear(home)
         home.mkdir(mode=0o700)
         for name in ("work", "tmp"):
             (home / name).mkdir(mode=0o700)
@@ -164,9 +163,7 @@ class LocalFiles:
 
     async def write(self, job: Owned, name: str, data: bytes) -> None:
         def put() -> None:
-            _write(self.home(job) / name, data, 0o600)
-            if (who := self._owner(job)) is not None:
-                os.chown(self.home(job) / name, *who, follow_symlinks=False)
+            _write(self.home(job) / name, data, 0o600, self._owner(job))
 
         await self._do(put)
 
@@ -199,15 +196,12 @@ class LocalFiles:
         return await self._do(collect)
 
     async def remove(self, job: Owned, names: Collection[str] = ()) -> None:
-        def clear() -> None:
+        def remove() -> None:
             home = self.home(job)
             for path in [home / name for name in names] or [home]:
-                if path.is_dir() and not path.is_symlink():
-                    shutil.rmtree(path, ignore_errors=True)
-                else:
-                    path.unlink(missing_ok=True)
+                clear(path)
 
-        await self._do(clear)
+        await self._do(remove)
 
     async def _do(self, what: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         try:
@@ -219,7 +213,8 @@ class LocalFiles:
 
 
 def read_plain(path: Path, offset: int, limit: int) -> Chunk | None:
-    """A plain file that the job may have replaced by anything: no link is followed, no pipe waited for."""
+    """A plain file that the job may have replaced by anything: no link is followed, no pipe waited for, and a file of somebody else's (a hard link) is
+    none."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -230,28 +225,39 @@ def read_plain(path: Path, offset: int, limit: int) -> Chunk | None:
         raise
     with open(fd, "rb") as f:
         about = os.fstat(fd)
-        if not stat.S_ISREG(about.st_mode):
+        if not stat.S_ISREG(about.st_mode) or about.st_uid != path.parent.stat().st_uid:
             return None
         at = min(offset, about.st_size)
         f.seek(at)
         return Chunk(f.read(limit), at, about.st_size)
 
 
-def _write(path: Path, data: bytes, mode: int) -> None:
+def _write(path: Path, data: bytes, mode: int, owner: tuple[int, int] | None = None) -> None:
+    """Whatever the job put in its place. It is given to `owner` before it has a name that the job knows: what is there afterwards may be another file."""
     part = path.with_name(f".{path.name}.part")
-    with contextlib.suppress(FileNotFoundError):
-        part.unlink()
+    clear(part)
     fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
     with open(fd, "wb") as f:
         f.write(data)
         f.flush()
         os.fchmod(fd, mode)
-    part.rename(path)
+        if owner is not None:
+            os.fchown(fd, *owner)
+    try:
+        part.rename(path)
+    except IsADirectoryError:
+        clear(path)
+        part.rename(path)
 
 
 def give(path: Path, uid: int, gid: int) -> None:
-    """To the job's account, all below it too; links themselves, never what they point at."""
-    os.chown(path, uid, gid, follow_symlinks=False)
-    for base, folders, names in os.walk(path):
-        for name in (*folders, *names):
-            os.chown(os.path.join(base, name), uid, gid, follow_symlinks=False)
+    """To the job's account, all below it too; links themselves, never what they point at. From within: who is let in before the rest is given could put
+    a link into our way."""
+    found, open_ones = [str(path)], [str(path)]
+    while open_ones:
+        for entry in os.scandir(open_ones.pop()):
+            found.append(entry.path)
+            if entry.is_dir(follow_symlinks=False):
+                open_ones.append(entry.path)
+    for one in reversed(found):
+        os.chown(one, uid, gid, follow_symlinks=False)

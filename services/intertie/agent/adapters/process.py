@@ -37,6 +37,7 @@ import msgspec
 
 from intertie.agent import accounts, procs, supervisor
 from intertie.agent.accounts import LocalAccount
+from intertie.agent.adapters.clear import clear
 from intertie.agent.adapters.house import House
 from intertie.agent.adapters.orphans import Orphan, Owed
 from intertie.agent.adapters.port import Chunk, Presence
@@ -150,7 +151,7 @@ class ProcessAdapter:
         home.mkdir(mode=0o711, exist_ok=True)
         home.chmod(0o711)
         for name in ("work", "tmp"):
-            shutil.rmtree(home / name, ignore_errors=True)
+            clear(home / name)
             (home / name).mkdir(mode=0o700)
         if pack is not None:
             unpack(pack, home / "work")
@@ -481,14 +482,14 @@ class ProcessAdapter:
 
         def remove() -> None:
             for name in ("work", "tmp"):
-                shutil.rmtree(home / name, ignore_errors=True)
+                clear(home / name)
             for name in ("attempt.json", "env.json", "script", "supervisor.py", "result.tar.gz"):
                 (home / name).unlink(missing_ok=True)
 
         await asyncio.to_thread(remove)
 
     async def forget(self, attempt: AttemptId) -> None:
-        await asyncio.to_thread(shutil.rmtree, self.home(attempt), ignore_errors=True)
+        await asyncio.to_thread(clear, self.home(attempt))
 
     def roots(self) -> dict[int, AttemptId]:
         found: dict[int, AttemptId] = {}

@@ -17,7 +17,6 @@ import asyncio
 import contextlib
 import errno
 import os
-import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -26,6 +25,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from intertie.agent.adapters.clear import clear
 from intertie.agent.adapters.files import Content, Files, Owned
 from intertie.agent.adapters.looks import Look, Looks
 from intertie.agent.adapters.port import Chunk, Cluster, NativeJob, NativeOutcome, NativePhase, NativeWords, NativeWork, Presence, Queued
@@ -582,7 +582,7 @@ class QueueAdapter:
             with contextlib.suppress(Unavailable):
                 await self.files.remove(self._owned(kept))
         self.looks.forget(attempt)
-        await asyncio.to_thread(shutil.rmtree, self.folder / attempt, ignore_errors=True)
+        await asyncio.to_thread(clear, self.folder / attempt)
 
 
 def _given_up() -> Exit:
