@@ -24,6 +24,10 @@ class Hail(Contract, frozen=True, kw_only=True):
     challenge: str
 
 
+Slots = Annotated[int, msgspec.Meta(ge=0, le=4_096)]
+"""CPU slots of one machine; each is a device that its head lists."""
+
+
 class JoinNode(Contract, frozen=True, kw_only=True):
     """A machine that wants to be a node; the token is used up by it. Its seed stays there."""
 
@@ -31,7 +35,7 @@ class JoinNode(Contract, frozen=True, kw_only=True):
     node: SiteName
     key: str
     """Public key (nkey form) that the machine made."""
-    slots: NonNegative
+    slots: Slots
     version: str = ""
 
 
@@ -40,7 +44,7 @@ class HailNode(Contract, frozen=True, kw_only=True):
 
     node: SiteName
     signature: str
-    slots: NonNegative
+    slots: Slots
     single_user: bool = False
     version: str = ""
 

@@ -40,6 +40,9 @@ from intertie.link.journal import InstructionMark
 LATE = frozenset({"go_too_late", "start_too_late", "lease_over", "rebooted", "withdrawn"})
 """Why a node did not start something that is nobody's fault."""
 
+MOST_RESULT = 8 * 1024**3
+"""Bytes; as much as outputs are packed into. They lie on the head's disk."""
+
 
 class Work(msgspec.Struct, frozen=True, kw_only=True):
     """One attempt on one node. Numbers are of instructions, 0 where none was given."""
@@ -175,7 +178,7 @@ def in_hand(held: Iterable[HeldAttempt]) -> frozenset[AttemptId]:
 
 def _named(result: ResultRef | None) -> ResultRef | None:
     """A result's digest becomes a file name at the head: what a node calls one and is none names no file there."""
-    return result if result is not None and is_digest(result.digest) else None
+    return result if result is not None and is_digest(result.digest) and result.size <= MOST_RESULT else None
 
 
 def exit_of(entry: Ended) -> Exit:

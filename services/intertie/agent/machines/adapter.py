@@ -11,6 +11,7 @@ import contextlib
 import os
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -214,10 +215,17 @@ class MachinesAdapter:
                 await self.head.news(ADOPT_S)
                 continue
             if work.exit is not None:
-                return work.exit
+                return self._possible(work, work.exit)
             if work.refusal is not None:
                 return placed.unstarted(work)
             await self.head.news()
+
+    def _possible(self, work: Work, end: Exit) -> Exit:
+        """No longer than since it began, by this head's own clock, whatever its node says."""
+        if work.started is None:
+            return end
+        since_us = int(self._clock.now().timestamp() * 1_000_000) - work.started.utc_ns // 1_000
+        return replace(end, ran_us=min(end.ran_us, max(0, since_us)))
 
     async def _is_own(self, attempt: Attempt) -> bool:
         """Its folder lies here, or all of its devices are this machine's."""

@@ -94,7 +94,7 @@ class Gate:
         self._head, self._site, self._listen, self._owner, self._pools = head, site, listen, owner_tenant, pools
         self.fingerprint = fingerprint_of(keys)
         self._context: ssl.SSLContext = head_context(keys)
-        self._strangers = 0
+        self._strangers: dict[int, Line] = {}
         self._lines: dict[SiteName, Line] = {}
         self.port = listen[1]
         self.listening = asyncio.Event()
@@ -107,7 +107,7 @@ class Gate:
     async def run(self) -> None:
         """`Refused('machines.listen')` if the port cannot be had."""
         try:
-            server = await asyncio.start_server(self._accept, *self._listen, ssl=self._context)
+            server = await asyncio.start_server(self._accept, *self._listen, ssl=self._context, ssl_handshake_timeout=GREET_S)
         except OSError as err:
             raise Refused(
                 "machines.listen",
@@ -195,14 +195,15 @@ class Gate:
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         line = Line(reader, writer)
         try:
-            if self._strangers >= STRANGERS:
-                return
-            self._strangers += 1
+            # Who says nothing makes room for who comes later: a greeting takes milliseconds.
+            while len(self._strangers) >= STRANGERS:
+                self._strangers.pop(next(iter(self._strangers))).close()
+            self._strangers[id(line)] = line
             try:
                 async with asyncio.timeout(GREET_S):
                     node = await self._greet(line)
             finally:
-                self._strangers -= 1
+                self._strangers.pop(id(line), None)
             if node is not None:
                 await self._serve(node, line)
         except (Gone, TimeoutError):

@@ -340,8 +340,11 @@ class Head:
         """A node's start on this head's clocks: its wall clock, corrected by what its lane's round trips show."""
         row = self.rows.get(node)
         offset_s = row.clock_offset_s if row is not None and abs(row.clock_offset_s) > row.clock_error_s else 0.0
+        now_ns = (self.clock.now() - EPOCH) // timedelta(microseconds=1) * 1000
+        # Neither in the future nor before there were such machines: what cannot be is no moment.
         utc_ns = (said.started - EPOCH) // timedelta(microseconds=1) * 1000 + int(offset_s * 1e9)
-        ago_s = max(0.0, self.clock.now().timestamp() - utc_ns / 1e9)
+        utc_ns = min(max(0, utc_ns), now_ns)
+        ago_s = (now_ns - utc_ns) / 1e9
         return StartedRecord(
             utc_ns=utc_ns, boot_ns=int((self.clock.boot_s() - ago_s) * 1e9), native_id=f"{node}/{said.native_id}", nodes=[node]
         )
