@@ -295,6 +295,8 @@ def test_each_tenant_sees_the_folders_that_were_declared_for_it() -> None:
     assert seen(folders, "other") == [Seen("/srv/acme", "hidden"), Seen("/srv/all", "ro"), Seen("/srv/two", "rw")]
     assert seen(folders, None) == [], "the owner's own work sees the machine as it is"
     assert nested(folders) is None and nested([*folders, DataFolder(path="/srv/acme/in")]) == ("/srv/acme", "/srv/acme/in")
+    beside = [DataFolder(path=path) for path in ("/srv/acme", "/srv/acme-2", "/srv/acme/in")]
+    assert nested(beside) == ("/srv/acme", "/srv/acme/in"), "one that only begins alike stands not between them"
 
 
 def test_a_container_s_command_line_shows_it_what_is_its_own_and_no_more() -> None:

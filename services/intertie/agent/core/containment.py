@@ -127,7 +127,8 @@ def seen(folders: Sequence[DataFolder], tenant: str | None) -> list[Seen]:
 
 def nested(folders: Sequence[DataFolder]) -> tuple[str, str] | None:
     """Two declared folders of which one lies in the other: what of it is seen would depend on an order."""
-    paths = sorted({one.path.rstrip("/") or "/" for one in folders})
+    # By their parts: as texts `/srv/a-b` stands between `/srv/a` and what lies in it.
+    paths = sorted({one.path.rstrip("/") or "/" for one in folders}, key=lambda path: path.split("/"))
     for outer, inner in zip(paths, paths[1:], strict=False):
         if inner.startswith(outer.rstrip("/") + "/"):
             return outer, inner

@@ -43,7 +43,6 @@ class Known:
 
     last_at: datetime | None = None
     """End of the last that ran to its end."""
-    tried_at: datetime | None = None
 
 
 def due(rules: ProbeRules, pool: Pool, known: Known, *, started: datetime, now: datetime) -> bool:
