@@ -144,7 +144,7 @@ async def test_a_pod_that_no_node_has_room_for_is_queued_with_the_scheduler_s_wo
     assert job.end and job.end.code == 0
 
 
-async def test_an_image_that_cannot_be_pulled_is_starting_and_then_given_up_as_the_site_s_fault(rig: Rig) -> None:
+async def test_an_image_that_cannot_be_pulled_is_starting_and_then_given_up_by_its_own_word(rig: Rig) -> None:
     """BR-020: not running meanwhile, and the pod does not hold its card for ever."""
     rig.world.kubelets.missing_images.add(IMAGE)
     rules_now = msgspec.structs.replace(rig.rules, launch_s=1)
@@ -155,7 +155,7 @@ async def test_an_image_that_cannot_be_pulled_is_starting_and_then_given_up_as_t
         job = await rig.until(work.attempt, lambda job: "ImagePull" in job.reason, impatient)
         assert job.phase in (NativePhase.STARTING, NativePhase.ENDED) and job.started is None
         job = await rig.until(work.attempt, over, impatient)
-        assert job.end and job.end.outcome is NativeOutcome.LAUNCH_FAILED and "ImagePull" in job.end.text
+        assert job.end and job.end.outcome is NativeOutcome.IMAGE_UNFETCHED and "ImagePull" in job.end.text
         await until(lambda: empty(rig, PODS))
     finally:
         await impatient.close()

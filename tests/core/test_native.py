@@ -209,6 +209,7 @@ NEVER = [
     (O.PREEMPTED, errno.ECANCELED),
     (O.LAUNCH_FAILED, errno.ENOEXEC),
     (O.NODE_FAILED, errno.ENOEXEC),
+    (O.IMAGE_UNFETCHED, errno.ENOPKG),
 ]
 
 

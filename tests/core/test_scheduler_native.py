@@ -90,9 +90,11 @@ def test_its_end_keeps_the_scheduler_s_last_words_and_its_suspended_time() -> No
     assert (record.native_state, record.native_reason, record.suspended_us, record.native_id) == ("FAILED", "NonZeroExitCode", 7, "4711")
 
 
-def test_what_somebody_took_out_of_the_site_s_queue_goes_back_to_ours_without_fault_and_elsewhere() -> None:
+@pytest.mark.parametrize("code", ["cancelled_at_site", "image_unfetched"])
+def test_what_somebody_took_out_of_the_site_s_queue_goes_back_to_ours_without_fault_and_elsewhere(code: str) -> None:
+    """So does what names an image that could not be fetched there: no job of others is kept from the site by it."""
     site = Site()
-    entry = site.say(NotStarted, code="cancelled_at_site", text="CANCELLED by 10042")
+    entry = site.say(NotStarted, code=code, text="CANCELLED by 10042")
     change = interpret(entry, waiting(site), SOURCE, NOW)  # type: ignore[arg-type]  # a scheduler entry
     assert isinstance(change, Change)
     assert (change.job.state, change.fault) == (JobState.QUEUED, "") and change.avoid

@@ -17,7 +17,9 @@ from intertie.agent.adapters.files import RECORD_BYTES, LocalFiles, Owned
 from intertie.agent.adapters.looks import Looks
 from intertie.agent.adapters.port import Chunk, Listing, NativePhase
 from intertie.agent.adapters.queue import QueueAdapter
+from intertie.agent.core.images import ImageRules
 from intertie.agent.core.model import State
+from intertie.agent.core.rules import Rules
 from intertie.clock import ManualClock, SystemClock
 from intertie.contracts.job import Cause
 from intertie.contracts.link import Claimed, Ended, Lane, NativeSeen, NotStarted, OfferBody, SegmentClosed, SiteQueued, Started
@@ -29,6 +31,7 @@ from intertie.trust.seal import open_seal
 
 CLOCK = SystemClock()
 LIMIT_S = 60.0
+IMAGE = "registry.example.cn/team/train@sha256:" + "a" * 64
 MICROSECOND = timedelta(microseconds=1)
 
 
@@ -162,6 +165,21 @@ async def test_what_the_site_takes_out_of_its_queue_is_told_and_is_no_fault(shor
         await submitted(cluster, 1)
         cluster.cancel_at_site(body.attempt)
         assert (await world.first(NotStarted, LIMIT_S)).code == "cancelled_at_site"
+    await cluster.close()
+
+
+@pytest.mark.parametrize(("image", "code"), [(IMAGE, "image_unfetched"), ("", "not_startable")])
+async def test_an_image_that_is_nowhere_is_no_fault_of_the_site_where_the_job_named_it(short_folder: Path, image: str, code: str) -> None:
+    """Else whoever names a digest that is nowhere keeps everybody's jobs from the site. The owner's own image is the owner's affair."""
+    cluster, rules = a_cluster(), Rules(images=ImageRules(sources=["*"], runtime="apptainer"))
+    async with a_site(short_folder, adapter=over(short_folder, cluster), rules=rules) as world:
+        cluster.hold(True)
+        body = offer()
+        await world.run(msgspec.structs.replace(body, spec=msgspec.structs.replace(body.spec, image=image)))
+        await submitted(cluster, 1)
+        cluster.lose_image(body.attempt)
+        told = await world.first(NotStarted, LIMIT_S)
+        assert told.code == code and image in told.text
     await cluster.close()
 
 

@@ -86,7 +86,7 @@ class Course:
         if self.attempt.state is not State.STAGING:
             return
         if isinstance(begun, life.Exit):
-            await self._not_started(_unstarted(begun))
+            await self._not_started(_unstarted(begun, self.attempt))
             return
         await self._started(begun)
 
@@ -389,10 +389,12 @@ class Course:
             self.site.adapter.result(self.id).unlink(missing_ok=True)
 
 
-def _unstarted(end: life.Exit) -> Failing:
-    """What ran nothing, as the hub is told of it: that it was too late is nobody's fault."""
+def _unstarted(end: life.Exit, attempt: Attempt) -> Failing:
+    """What ran nothing, as the hub is told of it: that it was too late is nobody's fault, nor the site's that a job's own image cannot be fetched."""
     if end.refused_errno == errno.ETIME:
         return Failing(code="start_too_late", text=end.refused_text[:1000])
     if end.refused_errno == errno.ECANCELED:
         return Failing(code="cancelled_at_site", text=end.refused_text[:1000])
+    if end.refused_errno == errno.ENOPKG and attempt.spec.image:
+        return Failing(code="image_unfetched", text=f"{attempt.spec.image}: {end.refused_text}"[:1000])
     return Failing(code="not_startable", text=f"{end.refused_file}: {end.refused_text}"[:1000], fault=True)

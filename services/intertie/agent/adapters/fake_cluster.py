@@ -47,6 +47,7 @@ ENDS = {
     NativeOutcome.PREEMPTED: "PREEMPTED",
     NativeOutcome.NODE_FAILED: "NODE_FAIL",
     NativeOutcome.LAUNCH_FAILED: "BOOT_FAIL",
+    NativeOutcome.IMAGE_UNFETCHED: "LAUNCH_FAILED",
     NativeOutcome.NEVER_STARTED: "DEADLINE",
 }
 # As a scheduler's own grace between asking and killing, at most.
@@ -244,6 +245,10 @@ class FakeCluster:
 
     def cancel_at_site(self, tag: AttemptId) -> None:
         self._spawn(self._end_it(self.job(tag), NativeOutcome.CANCELLED, 1.0))
+
+    def lose_image(self, tag: AttemptId) -> None:
+        """Of one that has not begun: its image is nowhere."""
+        self._spawn(self._end_it(self.job(tag), NativeOutcome.IMAGE_UNFETCHED, 1.0))
 
     def fail_node(self, tag: AttemptId) -> None:
         job = self.job(tag)

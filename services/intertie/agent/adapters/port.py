@@ -193,6 +193,8 @@ class NativeOutcome(StrEnum):
     NODE_FAILED = "node_failed"
     LAUNCH_FAILED = "launch_failed"
     """The site could not start it (image, prolog, node): no fault of the job unless `text` says so."""
+    IMAGE_UNFETCHED = "image_unfetched"
+    """It never ran, since its image could not be fetched: by whose fault, the image's owner's or the site's, nobody can tell."""
     NEVER_STARTED = "never_started"
     """Dropped from the queue before it ran (deadline, dependency, cancelled while it waited)."""
     UNKNOWN = "unknown"

@@ -183,6 +183,7 @@ SITE_ENDS: Mapping[NativeOutcome, str] = {
     NativeOutcome.PREEMPTED: "preempted",
     NativeOutcome.NODE_FAILED: "node_failed",
     NativeOutcome.LAUNCH_FAILED: "launch_failed",
+    NativeOutcome.IMAGE_UNFETCHED: "launch_failed",
     NativeOutcome.OUT_OF_MEMORY: "out_of_memory",
 }
 """Outcomes that stand whatever the stub recorded: by its signal alone none of them can be told."""
@@ -291,6 +292,8 @@ def never(outcome: NativeOutcome, text: str) -> Exit:
             number = errno.ECANCELED
         case NativeOutcome.LAUNCH_FAILED | NativeOutcome.NODE_FAILED:
             number = errno.ENOEXEC
+        case NativeOutcome.IMAGE_UNFETCHED:
+            number = errno.ENOPKG
         case _:
             number = errno.ETIME
     return Exit(certain=True, refused_errno=number, refused_file="native queue", refused_text=text)

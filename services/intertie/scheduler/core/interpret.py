@@ -75,11 +75,13 @@ NO_FAULT = frozenset(
         "rebooted",
         # In a queue of the site's own, by a person of the site or its scheduler's rules.
         "cancelled_at_site",
+        # The image that the job names: who wrote a digest that is nowhere would else keep every job from a site.
+        "image_unfetched",
     }
 )
 """Codes of a claim given up that say nothing against the site. Whatever else is given (`disk_full`, `disk_broken`, `not_startable`) is its fault."""
 
-AVOID_CODES = frozenset({"cancelled_at_site"})
+AVOID_CODES = frozenset({"cancelled_at_site", "image_unfetched"})
 """No fault of the site, and yet the same job must not come back there at once."""
 
 UNKNOWN_ATTEMPT = "scheduler.unknown_attempt"

@@ -41,6 +41,7 @@ WAITING: Mapping[str, NativePhase] = {
 }
 TROUBLE = frozenset(WAITING) - {"ContainerCreating", "PodInitializing"}
 """These do not pass by themselves in most cases; after `launch_s` the pod is given up."""
+OF_ITS_IMAGE = frozenset(word for word in TROUBLE if "Image" in word) | {"RegistryUnavailable", "SignatureValidationFailed"}
 
 POD_FAILED: Mapping[str, NativeOutcome] = {
     # `status.reason` of a pod whose phase is Failed.
@@ -208,6 +209,8 @@ def _asked_for(job: Job, pod: Pod | None, told: Reading) -> Reading:
         return told  # It had ended well before we came.
     if outcome is Out.CANCELLED and told.started is None:
         outcome = Out.NEVER_STARTED
+    if outcome is Out.LAUNCH_FAILED and text.partition(":")[0] in OF_ITS_IMAGE:
+        outcome = Out.IMAGE_UNFETCHED
     return replace(told, end=replace(told.end, outcome=outcome, text=text or told.end.text))
 
 
