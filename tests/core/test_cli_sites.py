@@ -7,12 +7,18 @@ from datetime import UTC, datetime
 import msgspec
 import pytest
 
-from intertie.cli.site_lines import pool_lines
+from intertie.cli.out import rejection_lines
+from intertie.cli.site_lines import held_lines, pool_lines
 from intertie.cli.sites import still_running
 from intertie.contracts.image import PoolImages
 from intertie.contracts.site import (
+    Device,
+    DeviceKind,
+    DeviceObserved,
+    DeviceState,
     Freshness,
     Lendable,
+    NativeLoad,
     Phase,
     PoolInventory,
     PoolProfile,
@@ -20,7 +26,8 @@ from intertie.contracts.site import (
     SiteKind,
     TaskType,
 )
-from intertie.ids import PoolName, SiteName
+from intertie.ids import DeviceId, PoolName, SiteName
+from intertie.text.native import native_words
 
 NOW = datetime(2026, 12, 1, 8, 0, tzinfo=UTC)
 
@@ -76,3 +83,73 @@ def test_a_pool_says_which_images_of_a_job_s_own_it_runs(monkeypatch: pytest.Mon
     shown = msgspec.structs.replace(pool(0), inventory=PoolInventory(pool=PoolName("cpu"), devices=[], running=0, waiting=0, images=takes))
     assert "  runs images that a job names: nvcr.io/nvidia, registry.example.cn by pyxis" in pool_lines(shown)
     assert not any("images" in words for words in pool_lines(pool(0)))
+
+
+def holding(prefix: str, load: NativeLoad | None, freshness: Freshness = Freshness.FRESH) -> PoolRecord:
+    states = (DeviceState.FREE, DeviceState.FOREIGN, DeviceState.FOREIGN)
+    seen = [DeviceObserved(device=Device(id=DeviceId(f"{prefix}{n}"), kind=DeviceKind.SLOT), state=state) for n, state in enumerate(states)]
+    inventory = PoolInventory(pool=PoolName("cpu"), devices=seen, running=0, waiting=0, native=load)
+    return msgspec.structs.replace(pool(0, freshness), inventory=inventory)
+
+
+LOAD = NativeLoad(running=3, waiting=9, devices_busy=2, every_s=30.0, rpc_per_minute=4.04)
+
+
+@pytest.mark.parametrize(
+    ("lang", "shown", "said"),
+    [
+        ("en", holding("slot-", None), ["2 foreign, 1 free  (unchanged for "]),
+        ("en", holding("slot-", None, Freshness.STALE), ["2 foreign, 1 free  (last known, "]),
+        ("zh", holding("slot-", None), ["2 被其他进程占用,1 空闲  ("]),
+        (
+            "en",
+            holding("lent-cpu-", LOAD),
+            [
+                "rights to queue there: 2 with the site's own users, 1 free  (unchanged for ",
+                "beside our work its scheduler has 3 running and 9 waiting, on 2 of these devices; a look every 30 s costs it 4.0 RPC/min",
+            ],
+        ),
+        (
+            "zh",
+            holding("lent-cpu-", LOAD),
+            ["站点队列名额:2 站点用户占用,1 空闲  (", "站点自身作业:运行 3,排队 9,占用本池 2 个;每 30 秒查看一次"],
+        ),
+        (
+            "en",
+            holding("lent-cpu-", msgspec.structs.replace(LOAD, every_s=0.895216)),
+            [
+                "rights to queue there: ",
+                "beside our work its scheduler has 3 running and 9 waiting, on 2 of these devices; a look every 0.9 s",
+            ],
+        ),
+    ],
+)
+def test_what_a_pool_holds_is_said_by_its_kind(monkeypatch: pytest.MonkeyPatch, lang: str, shown: PoolRecord, said: list[str]) -> None:
+    monkeypatch.setenv("INTERTIE_LANG", lang)
+    assert shown.inventory is not None
+    lines = held_lines(shown, shown.inventory)
+    assert len(lines) == len(said) and all(line.startswith(begins) for line, begins in zip(lines, said, strict=True)), lines
+
+
+def test_pools_that_a_job_did_not_name_are_one_line_after_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("INTERTIE_LANG", "en")
+    pin = "the job names site b"
+    rows = [("a/cpu", "pin", pin), ("a/gpu", "pin", pin), ("b/gpu", "count", "the pool has 2 in all")]
+    assert rejection_lines(rows) == ["b/gpu: the pool has 2 in all", "2 pools elsewhere: the job names site b"]
+    assert rejection_lines(rows[1:], codes=True) == ["b/gpu: the pool has 2 in all [count]", "a/gpu: the job names site b [pin]"]
+    assert rejection_lines([]) == []
+
+
+@pytest.mark.parametrize(
+    ("state", "reason", "words"),
+    [
+        ("PENDING", "Resources", "PENDING (Resources)"),
+        ("RUNNING", "None", "RUNNING"),
+        ("COMPLETED", "COMPLETED", "COMPLETED"),
+        ("Failed/Error", "Error", "Failed/Error"),
+        ("Failed", "OOMKilled", "Failed (OOMKilled)"),
+        ("", "", ""),
+    ],
+)
+def test_a_scheduler_s_words_are_not_said_twice(state: str, reason: str, words: str) -> None:
+    assert native_words(state, reason) == words
