@@ -136,6 +136,7 @@ def adopt(
         offered_at=now,
         claimed_at=now,
         offering=offer.offering,
+        image=offer.spec.image,
         version=version,
     )
     lease_s = offer.lease_s if reruns(file.job) else 0
@@ -232,6 +233,7 @@ def islanded(entry: IslandedSubmit, grant: IslandedGrant, beyond: str, file: Fil
         claimed_at=entry.at,
         islanded=True,
         islanded_submit=True,
+        image=entry.spec.image,
         version=1,
     )
     attempt = Attempt(record, wall_s=entry.spec.wall_s, journal=source.journal)
