@@ -55,6 +55,7 @@ from intertie.contracts.identity import Authenticate, Authenticated, Claims, Rol
 from intertie.errors import Unauthenticated
 from intertie.gateway import calls as calls_module
 from intertie.gateway.__main__ import GatewaySettings, application
+from intertie.gateway.call_answer import AGAIN, NEXT_STEPS, STATUSES
 from intertie.gateway.calls import Calls
 from intertie.gateway.http import Door
 from intertie.gateway.objects import ObjectStore
@@ -257,6 +258,11 @@ async def test_what_breaks_before_an_answer_is_a_problem_that_openai_clients_rea
         assert headers["Content-Type"].startswith("application/problem+json")
         assert ("Retry-After" in headers) is (status == 429)
         assert len(await made.told()) == 1
+
+
+def test_every_error_of_a_call_says_what_to_do_next() -> None:
+    assert set(STATUSES) == set(NEXT_STEPS)
+    assert set(NEXT_STEPS) >= AGAIN
 
 
 async def test_two_heads_or_bytes_that_do_not_add_up_are_no_answer(tmp_path: Path) -> None:

@@ -51,16 +51,45 @@ STATUSES: Mapping[str, int] = {
     "call.parts_lost": 502,
     "call.site_wrong": 502,
     "call.gateway_full": 503,
+    "call.agent_stopped": 503,
+    "call.agent_failed": 502,
 }
+_HARMLESS = "try again if a second call does no harm"
+_OTHERS = "intertie offerings shows which sites answer; nothing was called"
+_OWNER = "tell the site's owner, with the call's id"
 NEXT_STEPS: Mapping[str, str] = {
     "call.busy": "try again after Retry-After; the owner may raise limits.concurrency",
     "call.rate": "try again after Retry-After",
+    "call.gateway_full": "try again after Retry-After; nothing was called",
     "call.body_slow": "send the whole body at once; nothing was called",
-    "call.no_site": "intertie offerings shows which sites answer; nothing was called",
-    "call.not_taken": "nothing is known to have been called: try again if a second call does no harm",
-    "call.bus_lost": "what the site's server did is not known: try again if a second call does no harm",
+    "call.too_large": "send less: intertie offering show SITE/NAME names the limit",
+    "call.not_json": "send one JSON document, Content-Type: application/json; nothing was called",
+    "call.model": "name one of the models that /v1/models lists; nothing was called",
     "call.usage_required": 'add "stream_options": {"include_usage": true}',
+    "call.path": "intertie offering show SITE/NAME says how it is called",
+    "call.unknown_offering": "intertie offerings lists what you may call",
+    "call.tenant": "ask the site's owner to admit your tenant; nothing was called",
+    "call.no_site": _OTHERS,
+    "call.paused": _OTHERS,
+    "call.unavailable": _OTHERS,
+    "call.superseded": _OTHERS,
+    "call.not_taken": f"nothing is known to have been called: {_HARMLESS}",
+    "call.too_late": f"nothing was called: {_HARMLESS}; if it goes on, the site's clock is wrong",
+    "call.grant": "tell the hub's operator; nothing was called",
+    "call.no_gateway_key": "tell the site's owner: the site joined before calls were known, and must join again",
+    "call.bus_lost": f"what the site's server did is not known: {_HARMLESS}",
+    "call.site_silent": f"what the site's server did is not known: {_HARMLESS}",
+    "call.parts_lost": f"the answer did not arrive whole: {_HARMLESS}",
+    "call.site_wrong": _OWNER,
+    "call.agent_failed": _OWNER,
+    "call.agent_stopped": f"the site's agent was stopped while it was called: {_HARMLESS}",
+    "call.upstream_unreachable": f"the site's server was not reached: {_HARMLESS}, or tell the site's owner",
+    "call.upstream_broke_off": f"the site's server broke off: {_HARMLESS}, or tell the site's owner",
+    "call.upstream_stalled": f"the site's server said nothing for too long: {_HARMLESS}, or tell the site's owner",
+    "call.timed_out": "ask for less at a time: intertie offering show SITE/NAME names the limit",
+    "call.answer_too_large": "ask for less at a time: intertie offering show SITE/NAME names the limit",
 }
+"""What a caller can do, by code; whoever raises one with a step of its own is heard before."""
 AGAIN = frozenset({"call.busy", "call.rate", "call.no_site", "call.paused", "call.unavailable", "call.bus_lost", "call.gateway_full"})
 
 

@@ -107,7 +107,7 @@ class Course:
         try:
             ready = self._parts.take(part.seq, part)
         except IntertieError as err:
-            self.abort(Ending(CallOutcome.INTERRUPTED, err.code, err.text))
+            self.abort(Ending(CallOutcome.INTERRUPTED, "call.parts_lost", err.text))
             return
         for one in ready:
             self._body += one.data
