@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
 import msgspec
@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.core.metering_world import SITE, T0, TRUST, at, come, ended, record, segment, site_key, snapshot, spec
 
-from intertie.contracts.accounting import BypassUse, Differs, NativeDay, NativeRecord
+from intertie.contracts.accounting import MOST_US, BypassUse, Differs, NativeDay, NativeRecord
+from intertie.contracts.base import encode
 from intertie.contracts.job import AttemptRecord
 from intertie.contracts.site import DeviceKind
 from intertie.contracts.usage import Segment
@@ -237,3 +238,41 @@ def test_a_run_of_cards_without_cards_there_is_a_difference() -> None:
     ours = ran(devices=2)
     gpu = Ours(msgspec.structs.replace(ours.record, kind=DeviceKind.GPU), ours.book)
     assert [one.kind for one in compare(gpu, [native(devices=0)], days(), now=NOW)] == [Differs.QUANTITY]
+
+
+EVER = datetime(9999, 12, 31, 23, 59, 59, tzinfo=timezone(-timedelta(hours=12)))
+ONCE = datetime(1, 1, 1, tzinfo=timezone(timedelta(hours=14)))
+MOMENTS = [None, ONCE, T0, at(50), NOW, EVER]
+
+
+@given(
+    st.lists(
+        st.builds(
+            NativeRecord,
+            cluster=st.sampled_from(["", "c1", "c1|x\n"]),
+            native_id=st.sampled_from(["", "1", "1\x1b[2J"]),
+            submitted=st.sampled_from(MOMENTS),
+            tag=st.sampled_from([AttemptId("att-1"), AttemptId("att-2"), AttemptId("")]),
+            state=st.just("RUNNING"),
+            started=st.sampled_from(MOMENTS),
+            ended=st.sampled_from(MOMENTS),
+            elapsed_us=st.sampled_from([None, 0, MOST_US]),
+            suspended_us=st.sampled_from([0, MOST_US]),
+            resolution_us=st.sampled_from([0, MOST_US]),
+            devices=st.sampled_from([None, 0, 1_000_000]),
+            account=st.just(""),
+            restarts=st.sampled_from([0, 10**30]),
+        ),
+        max_size=4,
+    ),
+    st.sampled_from(MOMENTS),
+    st.sampled_from(MOMENTS),
+    st.sampled_from([ONCE, NOW, EVER]),
+    st.sampled_from([("2026-12-01",), ("2026-12-01", "2099-19-39")]),
+)
+def test_no_moment_or_figure_that_a_site_tells_breaks_the_comparison(
+    told: list[NativeRecord], started: datetime | None, ended_at: datetime | None, read_at: datetime, names: tuple[str, ...]
+) -> None:
+    mine = ran(started_at=started, ended_at=ended_at)
+    found = days(*told, names=names, read_at=read_at, bypass=[BypassUse(account="a", runs=10**30, device_us=10**30)])
+    encode(reconcile(SITE, PERIOD[0], [mine], found, start=PERIOD[1], end=PERIOD[2], now=NOW))

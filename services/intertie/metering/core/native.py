@@ -20,6 +20,8 @@ AROUND_US = 5_000_000
 """Prolog, launch and epilog: a native record may be longer than ours by so much, never shorter."""
 LATER = timedelta(minutes=5)
 """Our end reaches the hub, and their accounting its database, within this; only then does one that goes on say something."""
+LONGEST = timedelta(days=400)
+"""What a site tells of a run that is longer covers no days that anybody would look through."""
 SHOWN = 500
 """Differences listed in one answer; beyond these they are counted."""
 
@@ -60,11 +62,13 @@ class Days:
 
     def covers(self, start: datetime, end: datetime) -> bool:
         """Every day that [start, end] touches was read, the last of them late enough to show its end."""
+        if not timedelta(0) <= end - start <= LONGEST:
+            return False
         touched = days_between(start, end)
         if not set(touched) <= self.days:
             return False
         last = [part.read_at for (_, day), parts in self.whole.items() if day == touched[-1] for part in parts]
-        return max(last) >= end + LATER
+        return max(last) - end >= LATER
 
     def records(self) -> list[NativeRecord]:
         """Each run once, by its newest reading: a run over midnight stands in two days."""
@@ -89,8 +93,16 @@ class Days:
 
 def days_between(start: datetime, end: datetime) -> list[str]:
     """UTC days that [start, end] touches, as they are written."""
-    first, last = start.astimezone(UTC).date(), end.astimezone(UTC).date()
+    first, last = _utc(start).date(), _utc(end).date()
     return [_written(first + timedelta(days=n)) for n in range((last - first).days + 1)]
+
+
+def _utc(moment: datetime) -> datetime:
+    """Also of the first and last hours that a calendar has, which some zones do not share."""
+    try:
+        return moment.astimezone(UTC)
+    except OverflowError:
+        return (datetime.max if moment.year > 1 else datetime.min).replace(tzinfo=UTC)
 
 
 def _written(day: date) -> str:
@@ -174,7 +186,7 @@ def _doubled(ours: Ours, began: Sequence[NativeRecord]) -> list[Difference]:
     for before, after in zip(began, began[1:], strict=False):
         assert after.started is not None
         resolution = timedelta(microseconds=max(before.resolution_us, after.resolution_us))
-        if before.ended is None or before.ended > after.started + resolution:
+        if before.ended is None or before.ended - after.started > resolution:
             found.append(_told(Differs.DOUBLED, ours, after, "one run", f"{before.native_id} and {after.native_id} at once"))
     return found
 
