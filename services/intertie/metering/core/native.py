@@ -102,7 +102,7 @@ def _utc(moment: datetime) -> datetime:
     try:
         return moment.astimezone(UTC)
     except OverflowError:
-        return (datetime.max if moment.year > 1 else datetime.min).replace(tzinfo=UTC)
+        return datetime.max.replace(tzinfo=UTC) if moment.year > 1 else datetime.min.replace(tzinfo=UTC)
 
 
 def _written(day: date) -> str:
