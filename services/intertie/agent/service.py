@@ -215,7 +215,9 @@ class Agent:
         cards, shared = dict(self.telemetry.cards), self.telemetry.shared()
         if self.machines is not None:
             head = self.machines.head
-            theirs, strangers = cards_of(live.sample for name, live in head.live.items() if live.sample is not None and head.reachable(name))
+            theirs, strangers = cards_of(
+                live.sample for name, live in head.live.items() if live.sample is not None and head.reachable(name)
+            )
             cards, shared = {**theirs, **cards}, shared | strangers
         await self.site.use.look(cards, shared, self.site.settings.telemetry_beat_s * self.beat)
 
@@ -223,6 +225,8 @@ class Agent:
         """As a beat, where devices are behind a queue of the site's own: its scheduler is looked at, at its owner's interval."""
         seen = await around.look(self.site.books)
         self.site.native = around.loads
+        if self.site.rules.slurm is not None and around.told is not None:
+            self.site.partitions = around.told.queues
         await self.site.observe(seen, around.pools)
         if self.lanes and self.bus.connected:
             local = {attempt.id: attempt.local is not None for attempt in self.site.books.attempts.values()}
@@ -254,7 +258,15 @@ class Agent:
     def _pools_seen(self, pools: Sequence[Pool] | None) -> Mapping[PoolName, PoolSeen]:
         shown = [pool for pool in pools or self.site.pools.values() if pool.profile.mode is not AccessMode.SERVICE]
         telemetry = self.telemetry
-        return pools_seen(shown, telemetry.known.values(), telemetry.cards, self.site.seen, unread=telemetry.unread(), driver=telemetry.driver, agent_version=VERSION)
+        return pools_seen(
+            shown,
+            telemetry.known.values(),
+            telemetry.cards,
+            self.site.seen,
+            unread=telemetry.unread(),
+            driver=telemetry.driver,
+            agent_version=VERSION,
+        )
 
     async def tick(self) -> None:
         while True:

@@ -21,6 +21,7 @@ from intertie.agent.core import attempts as life
 from intertie.agent.core.devices import Pool, inventory
 from intertie.agent.core.model import OPEN, Attempt, EndedRecord, Failing, Moment, State, StopAsked, with_state
 from intertie.agent.core.offers import Books, NotTaken, Repeated, Taken, Terms, judge
+from intertie.agent.core.place import facts_of
 from intertie.agent.core.requests import veiled, veiled_pools
 from intertie.agent.core.rules import Rules
 from intertie.agent.course import Course
@@ -98,6 +99,8 @@ class Site:
         """A queue of the site's own, if its work goes through one."""
         self.native: Mapping[PoolName, NativeLoad] = {}
         """What its scheduler runs and queues of others."""
+        self.partitions: Sequence[str] = ()
+        """As a Slurm tells them."""
         self.keeper_version: Callable[[], int] = lambda: 1
         """The link version that the scheduler spoke last: what it does not know is not said to it."""
         self.journal, self.adapter, self.clock, self.transfer = journal, adapter, clock, transfer
@@ -614,7 +617,7 @@ class Site:
             self.books.observed,
             paused=self.pause.on,
             until=self.pause.until,
-            facts=self.rules.tells.facts() if self.rules.tells else None,
+            facts=facts_of(self.rules.tells, self.partitions),
             notes=self.books.notes,
         )
         now = [msgspec.structs.replace(one, native=self.native.get(one.pool)) for one in now]

@@ -38,6 +38,9 @@ async def versions(place: Place) -> Sequence[Line]:
 
 
 async def user(place: Place) -> Sequence[Line]:
+    slurm = place.rules.slurm
+    if slurm is not None and not accounts.is_root() and slurm.become.value in ("sudo", "rest"):
+        return [line("ok", "user.queue", become=slurm.become.value)]
     return [line("ok", "user.root") if accounts.is_root() else line("warn", "user.single", fix="single")]
 
 

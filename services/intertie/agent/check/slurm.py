@@ -1,4 +1,4 @@
-"""What any Slurm answers to any user: version, controller, partitions, accounting. What the Slurm adapter needs beyond that, its own room checks."""
+"""What any Slurm answers to any user, before the owner's rules say how it is reached: from then on the Slurm adapter's own room looks, by that way."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from intertie.agent.check.report import Check, Level, Line, Place, line
+from intertie.agent.check.report import Check, Line, Place, line
 
 ASK_S = 10.0
 # Of what a command said: the line that matters, not a page.
@@ -61,17 +61,16 @@ async def partitions() -> list[Partition]:
 
 
 async def slurm(place: Place) -> Sequence[Line]:
-    """Silent where there is no Slurm: most sites have none. Its commands alone are no promise: what fails is a warning until the owner's rules name it."""
-    if shutil.which("sinfo") is None:
+    """Silent where there is no Slurm: most sites have none. Its commands alone are no promise: what fails is a warning."""
+    if place.rules.slurm is not None or shutil.which("sinfo") is None:
         return []
-    bad: Level = "fail" if place.rules.slurm is not None else "warn"
     code, version = await ask("sinfo", "--version")
     if code:
-        return [line(bad, "slurm.down", command="sinfo --version", code=code, said=version[:SAID], fix="slurm")]
+        return [line("warn", "slurm.down", command="sinfo --version", code=code, said=version[:SAID], fix="slurm")]
     found = [line("ok", "slurm.ok", version=version[:SAID])]
     code, said = await ask("scontrol", "ping")
     if code or "DOWN" in said.upper():
-        return [*found, line(bad, "slurm.down", command="scontrol ping", code=code, said=said[:SAID], fix="slurm")]
+        return [*found, line("warn", "slurm.down", command="scontrol ping", code=code, said=said[:SAID], fix="slurm")]
     found.append(line("ok", "slurm.ping", said=said.splitlines()[0][:SAID] if said else "-"))
     for one in await partitions():
         up = one.state.lower() == "up"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import msgspec
@@ -21,7 +22,8 @@ class LinkWay(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 # It is journalled with each change of the inventory: far more than any script asks about, far less than a batch holds.
-Names = Annotated[list[Annotated[str, msgspec.Meta(min_length=1, max_length=200)]], msgspec.Meta(max_length=400)]
+MOST_NAMES = 400
+Names = Annotated[list[Annotated[str, msgspec.Meta(min_length=1, max_length=200)]], msgspec.Meta(max_length=MOST_NAMES)]
 
 
 class Tells(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -37,3 +39,12 @@ class Tells(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     def facts(self) -> SiteFacts:
         return SiteFacts(**msgspec.structs.asdict(self))
+
+
+def facts_of(tells: Tells | None, partitions: Sequence[str] = ()) -> SiteFacts | None:
+    """All that is told of this site. `partitions`: what its own scheduler says; the owner's own list, if there is one, stands above it. A list that were cut would
+    say of the rest that it is not there."""
+    told = tells.facts() if tells is not None else None
+    if not 0 < len(partitions) <= MOST_NAMES or (told is not None and told.partitions is not None):
+        return told
+    return msgspec.structs.replace(told or SiteFacts(), partitions=list(partitions))

@@ -148,6 +148,16 @@ def place_of(rules: SlurmRules, tenant: str, pool: str) -> Place:
     return Place(row.partition or rules.partition, row.account or rules.account, row.qos or rules.qos, row.constraint, row.reservation)
 
 
+def placements(rules: SlurmRules) -> list[Place]:
+    """All places where work may go, each once: the site's own, and those of the map."""
+    places = [Place(rules.partition, rules.account, rules.qos)]
+    places += [
+        Place(row.partition or rules.partition, row.account or rules.account, row.qos or rules.qos, row.constraint, row.reservation)
+        for row in rules.map
+    ]
+    return list(dict.fromkeys(places))
+
+
 def partitions(rules: SlurmRules) -> frozenset[str]:
     """All that are used; empty: the site's default one."""
     named = [rules.partition, *[row.partition for row in rules.map]]
