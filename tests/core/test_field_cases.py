@@ -114,7 +114,7 @@ HELD: Mapping[str, tuple[str, ...]] = {
     "020": (
         "core/test_kubernetes_words.py::test_a_pod_that_lives_is_where_its_container_is",
         "core/test_kubernetes_words.py::test_a_run_begins_when_its_container_does",
-        "adapters/test_kubernetes_cluster.py::test_an_image_that_cannot_be_pulled_is_starting_and_then_given_up_as_the_site_s_fault",
+        "adapters/test_kubernetes_cluster.py::test_an_image_that_cannot_be_pulled_is_starting_and_then_given_up_by_its_own_word",
     ),
     "022": (
         "core/test_kubernetes_words.py::test_a_pod_that_ended_says_why",

@@ -202,7 +202,7 @@ def test_the_command_line_and_the_agent_run_without_the_hubs_packages(start: str
 def test_nothing_that_is_brought_binds_who_passes_it_on_to_the_gpl(package: str) -> None:
     """Ours is Apache-2.0, and agents are handed on (ADR 0010). The Lesser GPL of what is only called is another matter."""
     about = metadata(package)
-    terms = [about.get("License") or "", about.get("License-Expression") or "", *(about.get_all("Classifier") or ())]
+    terms = [term for name in ("License", "License-Expression", "Classifier") for term in about.get_all(name) or ()]
     # Where one may choose (asyncssh), the other is chosen.
     binding = [
         one for one in terms if all(re.search(r"\bA?GPL|GNU (Affero )?General Public", way) for way in one.partition("\n")[0].split(" OR "))

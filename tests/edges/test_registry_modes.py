@@ -23,7 +23,9 @@ from intertie.ids import PoolName, SiteName
 from intertie.registry.core.freshness import Judgement
 from intertie.registry.memory import MemoryRegistryStore
 from intertie.registry.modes import Modes
+from intertie.registry.pg import PgRegistryStore
 from intertie.registry.store import RegistryStore
+from intertie.store import Violated
 
 OTHER = "operator"
 
@@ -82,6 +84,18 @@ async def test_joining_leaves_a_decision_with_its_person_and_its_day(store: Regi
     assert row.decision is not None and row.decision.at_joining
     assert (row.number, row.by, row.decision.mode, row.decision.decided_at) == (1, "ann", AccessMode.MANAGED, T0)
     assert (await pool_of(store)).decision == row.decision
+
+
+async def test_the_database_changes_nothing_that_was_decided(store: RegistryStore, calls: Modes) -> None:
+    if not isinstance(store, PgRegistryStore):
+        return  # The twin has no way to change one.
+    before = await rows_of(calls)
+    for statement in ("UPDATE pool_decision SET number = number + 1", "DELETE FROM pool_decision", "TRUNCATE pool_decision"):
+        with pytest.raises(Violated) as violated:
+            async with store.db.transaction() as tx:
+                await tx.run(statement)
+        assert violated.value.constraint == "pool_decision_append_only"
+    assert before and await rows_of(calls) == before
 
 
 async def test_a_change_of_mode_waits_for_a_drained_pool_and_is_a_new_row_beside_the_old_one(store: RegistryStore, calls: Modes) -> None:

@@ -79,11 +79,19 @@ class FarStack(Stack):
         return record.pid
 
     async def add_site(
-        self, name: str, *, slots: int = 4, interconnect: str = "none", profile: Path | None = None, env: Mapping[str, str] | None = None
+        self,
+        name: str,
+        *,
+        slots: int = 4,
+        interconnect: str = "none",
+        profile: Path | None = None,
+        env: Mapping[str, str] | None = None,
+        kind: SiteKind = SiteKind.MACHINES,
+        account: str | None = None,
     ) -> Site:
         """Invite at the hub, join from the site's own machine, map, start; returns when the hub hears it."""
         site = Site(SiteName(name), self.folder / name, dict(env or {}))
-        invite = InviteSite(site=site.name, kind=SiteKind.MACHINES, owner="tester", owner_tenant=TENANT)
+        invite = InviteSite(site=site.name, kind=kind, owner="tester", owner_tenant=TENANT)
         invited = await self.do(lambda: self.admin.post("/v1/invitations", Invited, invite))
         ports = self.layout.settings.ports
         if isinstance(self.wires, Proxies):
@@ -98,8 +106,8 @@ class FarStack(Stack):
             write_whole(folder.site, msgspec.structs.replace(folder.joined(), gateway_url=gateway, bus_urls=[bus]))
 
         await self.wires.on(name, join)
-        if self.account:
-            body = MappingBody(account=self.account)
+        if mapped := account or self.account:
+            body = MappingBody(account=mapped)
             await self.do(lambda: self.admin.put(f"/v1/tenants/{TENANT}/mappings/{name}", MappingsReply, body))
         self.sites[name] = site
         await self.start_agent(name)
