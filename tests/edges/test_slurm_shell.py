@@ -51,3 +51,18 @@ async def test_who_is_told_to_go_leaves_no_thread_waiting() -> None:
         await asyncio.gather(task, return_exceptions=True)
     async with asyncio.timeout(LIMIT_S):
         assert await asyncio.to_thread(lambda: 7) == 7, "the threads of the pool are free again"
+
+
+async def test_commands_that_take_long_keep_nothing_else_of_the_agent_waiting() -> None:
+    """More of them than the loop's own pool has threads: a small host has six."""
+    shell = LocalShell({"PATH": os.environ["PATH"]})
+    long = [asyncio.create_task(shell.run(["sleep", "600"], timeout_s=600.0)) for _ in range(24)]
+    try:
+        async with asyncio.timeout(LIMIT_S):
+            assert await asyncio.to_thread(lambda: 7) == 7
+            assert (await shell.run(["echo", "here"], timeout_s=LIMIT_S)).out == b"here\n"
+    finally:
+        for task in long:
+            task.cancel()
+        await asyncio.gather(*long, return_exceptions=True)
+        await shell.close()

@@ -27,6 +27,8 @@ from intertie.errors import Refused, Unavailable
 ABSENT, TAKEN = 4, 5
 # To move a work pack or results of some gigabytes over a slow wire.
 MOVE_S = 3_600.0
+# Packs and results that move at once: more only share the same wire, and a lease must never wait for them.
+MOVES = 8
 RESULT_BYTES = 64 * 1024 * 1024 * 1024
 
 
@@ -36,6 +38,7 @@ class WrapperFiles:
     def __init__(self, shell: Shell, rules: SlurmRules, scratch: Path, *, look_s: float = 2.0) -> None:
         self.shell, self.rules, self.scratch = shell, rules, scratch
         self._look_s = look_s
+        self._moves = asyncio.Semaphore(MOVES)
 
     @property
     def look_s(self) -> float:
@@ -57,8 +60,11 @@ class WrapperFiles:
         if not job.account:
             raise Unavailable("slurm.no_account", f"{job.attempt} has no account that its folder belongs to")
         argv = ("sudo", "--non-interactive", f"--user={job.account}", "--", self.rules.wrapper, verb, job.attempt, *words)
-        moving = verb in ("stage", "take", "list")
-        done = await self.shell.run(argv, stdin=stdin, out=out, timeout_s=MOVE_S if moving else self.rules.timeout_s, limit=limit)
+        if verb in ("stage", "take", "list"):
+            async with self._moves:
+                done = await self.shell.run(argv, stdin=stdin, out=out, timeout_s=MOVE_S, limit=limit)
+        else:
+            done = await self.shell.run(argv, stdin=stdin, out=out, timeout_s=self.rules.timeout_s, limit=limit)
         if done.code in (0, *ok):
             return done
         text = f"{verb} of {job.attempt} as {job.account}: {last_words(done.error) or f'exit {done.code}'}"

@@ -16,6 +16,7 @@ import signal
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Protocol
@@ -33,6 +34,8 @@ CLOCK = SystemClock()
 ANSWER_BYTES = 128 * 1024 * 1024
 ERROR_BYTES = 65_536
 PART_BYTES = 1 << 18
+# Commands at once, in threads of their own: results that move for an hour keep neither a look at the queue nor anything else of the agent's waiting.
+AT_ONCE = 32
 # Between looks whether a command was given up, and how long one that was killed is waited for: it may be somebody else's.
 LOOK_S, REAP_S = 0.5, 1.0
 # To reach a login node, key exchange included.
@@ -84,6 +87,7 @@ class LocalShell:
 
     def __init__(self, env: Mapping[str, str]) -> None:
         self._env = dict(env)
+        self._threads = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="slurm")
 
     async def run(
         self,
@@ -102,13 +106,13 @@ class LocalShell:
             who = accounts.by_name(account)
         job = _Process(argv, self._env, who, timeout_s, limit)
         try:
-            return await asyncio.to_thread(job.run, stdin, out)
+            return await asyncio.get_running_loop().run_in_executor(self._threads, job.run, stdin, out)
         except asyncio.CancelledError:
             job.kill()
             raise
 
     async def close(self) -> None:
-        return None
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
 
 class _Process:
