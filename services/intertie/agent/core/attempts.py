@@ -197,6 +197,11 @@ BY_SITE: Mapping[str, Verdict] = {
     "out_of_memory": Verdict("failed", Cause.JOB, "ran out of the memory that it had asked for"),
     "cancelled_at_site": Verdict("cancelled", Cause.SITE, "cancelled in the site's own scheduler, not by us"),
     "cancelled_by_itself": Verdict("failed", Cause.JOB, "cancelled in the site's own scheduler by the account that it ran as, not by us"),
+    "forgotten": Verdict(
+        "unknown",
+        Cause.UNKNOWN,
+        "the site's own scheduler lost it while it ran and may have ended it; whose doing its end was nobody can tell",
+    ),
     # A job may ask for that itself, as may the site: who did stands in no record.
     "restarted": Verdict(
         "unknown", Cause.UNKNOWN, "the site's own scheduler started it a second time, which is refused; who asked for that nobody can tell"

@@ -230,6 +230,10 @@ def exit_of(job: NativeJob | None, started: StubStarted | None, ended: StubEnded
         return replace(base, code=None, signal=None, ended_by="restarted")
     if ended is not None and ended.stopped in ("asked", "lease_ended", "wall_limit"):
         return replace(base, stopped_for=ended.stopped)
+    if job is None and ended is not None and not known.asked and (ended.stopped or ended.signal is not None or (ended.code or 0) > 128):
+        # A scheduler that lost it kills what its nodes still have of it: by whom what was killed was killed no record can say.
+        told = f"signal {signal}" if signal is not None else f"exit code {code}"
+        return replace(base, code=None, signal=None, ended_by="forgotten", native_reason=f"its own record says {told}")
     if ended is not None and not ended.stopped and ended.signal is None:
         return base  # It had ended by itself before anybody else could end it.
     if end is not None and end.outcome is NativeOutcome.WALL_LIMIT:

@@ -42,8 +42,9 @@ class Tells(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 def facts_of(tells: Tells | None, partitions: Sequence[str] = ()) -> SiteFacts | None:
-    """All that is told of this site. `partitions`: what its own scheduler says; the owner's own list, if there is one, stands above it. A list that were cut would
-    say of the rest that it is not there."""
+    """All that is told of this site. `partitions`: what its own scheduler says; the owner's own list, if there is one, stands above it.
+
+    A list that were cut would say of the rest that it is not there: none is."""
     told = tells.facts() if tells is not None else None
     if not 0 < len(partitions) <= MOST_NAMES or (told is not None and told.partitions is not None):
         return told
