@@ -192,3 +192,16 @@ def test_both_languages_say_it_with_the_same_fields(key: str) -> None:
 def test_every_line_has_its_heading() -> None:
     nouns = {key.partition(".")[0] for key in TEXTS} - {"what", "fix"}
     assert {f"what.{noun}" for noun in nouns} <= TEXTS.keys()
+
+
+async def test_declared_images_whose_program_is_not_there_are_a_failure(tmp_path: Path) -> None:
+    (tmp_path / "site.toml").write_text('[images]\nsources = ["nvcr.io/nvidia"]\nruntime = "apptainer"\n', encoding="ascii")
+    (tmp_path / "bin").mkdir()
+    place = Place(folder=Folder(tmp_path), joined=None, profiles=[], environ={"PATH": str(tmp_path / "bin")})
+    [told] = await machine.rules(place)
+    assert (told.level, told.what) == ("fail", "images") and "install apptainer" in told.fix
+    (tmp_path / "bin" / "apptainer").touch(mode=0o755)
+    [told] = await machine.rules(place)
+    assert told.level == "ok" and "nvcr.io/nvidia by apptainer" in told.text
+    (tmp_path / "site.toml").unlink()
+    assert await machine.rules(place) == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import platform
+import shutil
 import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -46,10 +47,17 @@ async def user(place: Place) -> Sequence[Line]:
 
 async def rules(place: Place) -> Sequence[Line]:
     try:
-        place.folder.rules()
+        found = place.folder.rules()
     except IntertieError as err:
         return [line("fail", "rules.bad", error=f"{err.text} ({err.next_step})", fix="rules", file=place.folder.rules_file)]
-    return []
+    images = found.pool_images()
+    if not images.runtime:
+        return []
+    # Of a Slurm or Kubernetes the runtime is on its nodes.
+    here = found.slurm is None and found.kubernetes is None
+    if here and shutil.which(images.runtime, path=place.environ.get("PATH")) is None:
+        return [line("fail", "images.none", runtime=images.runtime, fix="images")]
+    return [line("ok", "images.ok", told=images.told)]
 
 
 async def folder(place: Place) -> Sequence[Line]:

@@ -15,6 +15,7 @@ TEXTS: Mapping[str, tuple[str, str]] = {
     "what.disk": ("disk", "磁盘"),
     "what.agent": ("agent", "接入端"),
     "what.rules": ("site.toml", "site.toml"),
+    "what.images": ("images", "镜像"),
     "what.joined": ("federation", "联邦"),
     "what.proxy": ("proxy", "代理"),
     "what.gateway": ("gateway", "网关"),
@@ -64,6 +65,8 @@ TEXTS: Mapping[str, tuple[str, str]] = {
     "agent.not": ("does not run", "未运行"),
     "agent.denied": ("runs, and does not answer this user", "运行中,但不回应当前用户"),
     "rules.bad": ("{error}", "{error}"),
+    "images.ok": ("images that jobs name are run: {told}", "运行任务指定的镜像:{told}"),
+    "images.none": ("[images] is declared, and {runtime} is not installed here", "声明了 [images],但本机没有安装 {runtime}"),
     "joined.no": ("this machine has not joined a hub", "本机尚未加入平台"),
     "joined.yes": ("joined as {site}", "已加入,站点 {site}"),
     "joined.node": (
@@ -148,6 +151,7 @@ TEXTS: Mapping[str, tuple[str, str]] = {
     "fix.closed": ("chmod o+x {path}, or choose another --data", "chmod o+x {path},或换一个 --data"),
     "fix.disk": ("free space below {where}, or lower disk_floor_mib in site.toml", "清理 {where},或调低 site.toml 的 disk_floor_mib"),
     "fix.upgrade": ("intertie-agent upgrade", "intertie-agent upgrade"),
+    "fix.images": ("install {runtime}, or take [images] out of site.toml", "安装 {runtime},或从 site.toml 中去掉 [images]"),
     "fix.rules": ("correct {file}", "修正 {file}"),
     "fix.join": (
         "intertie-agent join --hub URL --token-file FILE --profile pools.toml",
