@@ -136,6 +136,9 @@ class Rig:
     async def ask(self, question: str, **more: Any) -> tuple[bytes, CallDone | Broken]:
         return await self.answer(self.line.open(LAB, self.frame(question, **more)))
 
+    async def offerings_told(self) -> list[OfferingsTold]:
+        return [one for one in await self.world.entries(Lane.REGISTRY) if isinstance(one, OfferingsTold)]
+
     async def records(self, count: int) -> list[CallRecord]:
         """So many, each under the site's key."""
         async with asyncio.timeout(LIMIT_S):
@@ -369,21 +372,41 @@ def exchange(version: int) -> Exchange:
 async def test_offerings_are_told_to_a_registry_that_knows_them_and_again_when_they_change(tmp_path: Path) -> None:
     async with rig(tmp_path) as made:
 
-        async def told() -> list[OfferingsTold]:
-            return [one for one in await made.world.entries(Lane.REGISTRY) if isinstance(one, OfferingsTold)]
-
         async def says(paused: bool) -> bool:
-            return bool(found := await told()) and found[-1].offerings[0].paused is paused
+            return bool(found := await made.offerings_told()) and found[-1].offerings[0].paused is paused
 
         made.desk.answered(exchange(2))
         await made.desk._tell()
-        assert await told() == []
+        assert await made.offerings_told() == []
         made.desk.answered(exchange(3))
         for paused in (False, True):
             await made.desk.pause("tiny", paused)
             await until(partial(says, paused))
-        assert [one.offerings[0].available for one in await told()] == [True, False]
+        assert [one.offerings[0].available for one in await made.offerings_told()] == [True, False]
         stored = await made.world.journal.read(
             lambda cursor: cursor.execute("SELECT value FROM setting WHERE key = 'endpoint_paused'").fetchone()[0]
         )
         assert decode(stored, list[str]) == ["tiny"]
+
+
+async def test_an_owner_who_offers_nothing_any_more_says_so_once(tmp_path: Path) -> None:
+    async with rig(tmp_path) as made:
+        made.desk.answered(exchange(3))
+        await until(made.offerings_told)
+        made.world.site.rules = Rules()
+        again = Desk(made.world.site)
+        await again.recover()
+        running = asyncio.create_task(again.run())
+        try:
+            again.answered(exchange(3))
+
+            async def nothing() -> bool:
+                return (await made.offerings_told())[-1].offerings == []
+
+            await until(nothing)
+            again._look.set()
+            await again._tell()
+            assert [len(one.offerings) for one in await made.offerings_told()] == [1, 0]
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)

@@ -141,8 +141,8 @@ class Desk:
 
     async def run(self) -> None:
         """For ever: look at the upstreams, say that calls live, end those whose gateway is gone."""
-        if not self.offered:
-            await asyncio.Event().wait()
+        if not self.offered and self._told in ("", "[]"):
+            await asyncio.Event().wait()  # Nothing is offered, and nobody believes that anything is.
         looked_s = float("-inf")
         while True:
             now_s = self._site.clock.monotonic_s()
