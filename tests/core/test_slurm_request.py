@@ -193,3 +193,14 @@ def test_the_owner_s_lines_speak_of_the_way_that_was_chosen() -> None:
     assert "nothing to apply" in lines(RULES, "intertie", 0)
     assert "NOPASSWD" in lines(msgspec.structs.replace(RULES, become=Become.SUDO), "intertie", 0)
     assert "set GrpTRES=gres/gpu=4" in lines(RULES, "intertie", 4)
+
+
+@pytest.mark.parametrize("become", list(Become))
+def test_what_an_owner_pastes_is_a_command_and_the_rest_a_remark(become: Become) -> None:
+    """A line of slurm.conf that were pasted would do nothing, or lock out an owner's own users."""
+    rules = msgspec.structs.replace(RULES, become=become, accounts=["guest"], qos="lent", conf="/etc/slurm.conf")
+    told = lines(rules, "intertie", 8, "/opt/intertie/intertie-as").splitlines()
+    words = {one.split()[0] for one in told if one and not one.startswith("#")}
+    assert words <= {"sacctmgr", "scontrol", "install", "printf", "echo", "export", "squeue", "sacct", "sudo", "intertie-agent"}
+    # The folder of the wrapper is not there on every system.
+    assert all(one.startswith("install -D ") for one in told if one.endswith(rules.wrapper) and one.startswith("install "))

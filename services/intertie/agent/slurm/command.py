@@ -28,7 +28,7 @@ def slurm() -> None:
 def show(file: Path, user: str, cards: int) -> None:
     """Print the sacctmgr, slurm.conf, folder and sudo lines for this site.toml. Nothing is applied."""
     try:
-        click.echo(lines(read(file), user, cards), nl=False)
+        click.echo(lines(read(file), user, cards, str(wrapper())), nl=False)
     except IntertieError as err:
         click.echo(f"error: {err.text} [{err.code}]", err=True)
         if err.next_step:
@@ -48,3 +48,10 @@ def read(file: Path) -> SlurmRules:
         raise Refused("slurm.rules", f"{file} has no [slurm]", next_step="ops/docs/slurm.md begins with one")
     check(rules.slurm)
     return rules.slurm
+
+
+def wrapper() -> Path:
+    """The wrapper that came with this agent: beside this file where it was installed, in `ops/slurm` of a source tree."""
+    here = Path(__file__).resolve()
+    installed = here.with_name("intertie-as")
+    return installed if installed.is_file() else here.parents[4] / "ops/slurm/intertie-as"

@@ -11,14 +11,14 @@ from collections.abc import Sequence
 from intertie.agent.slurm.core.rules import Become, SlurmRules
 
 
-def lines(rules: SlurmRules, user: str, cards: int) -> str:
-    """`user`: the agent's own. `cards`: how many may be lent at once; 0: the owner sets no limit in Slurm."""
+def lines(rules: SlurmRules, user: str, cards: int, wrapper: str = "ops/slurm/intertie-as") -> str:
+    """`user`: the agent's own. `cards`: how many may be lent at once; 0: the owner sets no limit in Slurm. `wrapper`: where it lies, to be installed."""
     parts = [
         "# What Intertie needs of this Slurm, from [slurm] of site.toml. Read it, change it, then apply it as root.",
         *_section("1. Accounting: one account that everything lent is booked on", _accounting(rules, cards)),
-        *_section("2. slurm.conf", _conf(rules)),
+        *_section("2. slurm.conf: lines to compare with yours; only the last is a command", _conf(rules, user)),
         *_section("3. Job folders, on storage that every node mounts", _folders(rules, user)),
-        *_section("4. How the agent becomes a lent account", _become(rules, user)),
+        *_section("4. How the agent becomes a lent account", _become(rules, user, wrapper)),
         *_section("5. To see that it works, as the agent's user", _proof(rules)),
     ]
     return "\n".join(parts) + "\n"
@@ -54,14 +54,15 @@ def _accounting(rules: SlurmRules, cards: int) -> Sequence[str]:
     return found
 
 
-def _conf(rules: SlurmRules) -> Sequence[str]:
+def _conf(rules: SlurmRules, user: str) -> Sequence[str]:
     allowed = ",".join(accounts_of(rules))
     found = [
-        "AccountingStorageEnforce=associations,limits,qos",
-        "AccountingStorageTRES=gres/gpu                 # else no card is in the books",
-        "AccountingStoreFlags=job_comment               # the tag of each job; without it the job's folder is looked at instead",
+        "# AccountingStorageTRES=gres/gpu             else no card is in the books (slurmctld restarts for it)",
+        "# AccountingStoreFlags=job_comment           the tag of each job; without it the job's folder is looked at instead",
+        "# AccountingStorageEnforce=limits,qos        else the limit of section 1 holds nothing. It enforces associations, too: if it is new to you,",
+        "#                                            each of your own users needs one first (sacctmgr show assoc), or can submit nothing",
         "# if PrivateData has jobs or nodes in it, the agent's user must see them:",
-        "#   sacctmgr -i modify user AGENT set AdminLevel=Operator",
+        f"#   sacctmgr -i modify user {user} set AdminLevel=Operator",
     ]
     for partition in sorted({part for part in (rules.partition, *[row.partition for row in rules.map]) if part}):
         found.append(f"# PartitionName={partition} … AllowAccounts=+{allowed}   (or leave AllowAccounts=ALL)")
@@ -79,13 +80,13 @@ def _folders(rules: SlurmRules, user: str) -> Sequence[str]:
     return [f"install -d -o {'root' if rules.become is Become.ROOT else user} -m 711 {folder}"]
 
 
-def _become(rules: SlurmRules, user: str) -> Sequence[str]:
+def _become(rules: SlurmRules, user: str, wrapper: str) -> Sequence[str]:
     match rules.become:
         case Become.SUDO:
             conf = [f"folder={rules.folder}", f"path={rules.path}", *([f"slurm_conf={rules.conf}"] if rules.conf else [])]
             words = " ".join(shlex.quote(line) for line in conf)
             return [
-                f"install -o root -g root -m 755 ops/slurm/intertie-as {shlex.quote(rules.wrapper)}",
+                f"install -D -o root -g root -m 755 {shlex.quote(wrapper)} {shlex.quote(rules.wrapper)}",
                 f"printf '%s\\n' {words} > {shlex.quote(f'{rules.wrapper}.conf')}",
                 sudoers(rules, user),
             ]
@@ -110,7 +111,8 @@ def sudoers(rules: SlurmRules, user: str) -> str:
 
 def _proof(rules: SlurmRules) -> Sequence[str]:
     where = f" --clusters={rules.cluster}" if rules.cluster else ""
-    found = [f"squeue{where} | head", f"sacct{where} --allusers --starttime=now-1hours | head"]
+    conf = [f"export SLURM_CONF={shlex.quote(rules.conf)}"] if rules.conf else []
+    found = [*conf, f"squeue{where} | head", f"sacct{where} --allusers --starttime=now-1hours | head"]
     if rules.become is Become.SUDO and rules.accounts:
         found.append(f"sudo -n -u {rules.accounts[0]} -- {rules.wrapper} claimed att-none; echo $?   # 4: it may, and there is none")
-    return found
+    return [*found, "intertie-agent check --data DIR                # looks at all of this, by site.toml in DIR"]
