@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import pwd
 import shutil
 import signal
 import time
@@ -20,6 +21,7 @@ from intertie.errors import Refused
 
 SHELLS = [shell for shell in ("dash", "bash", "busybox sh", "sh") if shutil.which(shell.split()[0])]
 LIMIT_S = 60.0
+NAME = pwd.getpwuid(os.geteuid()).pw_name
 
 
 @dataclass
@@ -200,6 +202,34 @@ async def test_the_scheduler_s_word_on_cards_is_not_overruled_by_the_user_s(job:
     job.make("echo $CUDA_VISIBLE_DEVICES\n", env={"CUDA_VISIBLE_DEVICES": "7"})
     await job.run(CUDA_VISIBLE_DEVICES="0,1")
     assert job.text("log") == "0,1\n"
+
+
+USUAL = [
+    ("nothing is told", {}, {}, (os.path.expanduser(f"~{NAME}"), NAME, "C.UTF-8")),
+    ("the scheduler tells them", {"HOME": "/tmp", "USER": "guest", "LANG": "C"}, {}, ("/tmp", "guest", "C")),
+    ("a home that is not there", {"HOME": "/no/such/home"}, {}, ("{work}", NAME, "C.UTF-8")),
+    ("an image's home of an account that it does not know", {"HOME": "/"}, {}, ("{work}", NAME, "C.UTF-8")),
+    ("the user's own values", {"HOME": "/"}, {"HOME": "/var", "LANG": "zh_CN.UTF-8"}, ("/var", NAME, "zh_CN.UTF-8")),
+]
+
+
+@pytest.mark.parametrize(("environ", "env", "expected"), [row[1:] for row in USUAL], ids=[row[0] for row in USUAL])
+async def test_a_script_finds_a_home_a_name_and_a_language_wherever_it_runs(
+    job: Job, environ: dict[str, str], env: dict[str, str], expected: tuple[str, ...]
+) -> None:
+    job.make('printf "%s\n" "$HOME" "$USER" "$LANG"\n', env=env)
+    assert await job.run(**environ) == 0
+    assert job.text("log").splitlines() == [word.format(work=job.folder / "work") for word in expected]
+
+
+async def test_a_script_s_own_children_are_given_a_path_where_the_scheduler_gives_none(job: Job) -> None:
+    job.make("env | grep -c ^PATH=/\n")
+    shell = shutil.which(job.shell.split()[0])
+    assert shell is not None
+    process = await asyncio.create_subprocess_exec(shell, *job.shell.split()[1:], str(job.folder / "start.sh"), env={})
+    async with asyncio.timeout(LIMIT_S):
+        assert await process.wait() == 0
+    assert job.text("log") == "1\n"
 
 
 @pytest.mark.parametrize("name", ["", "1A", "A-B", "A B", "A;rm", "Ä"])

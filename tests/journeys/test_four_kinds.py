@@ -195,6 +195,30 @@ def reads_well(kinds: Kinds, site: str, job: JobId) -> None:
     assert not any(f"{other}/" in why for other in SITES if other != site), "pools that nobody asked for are no news"
 
 
+# --- what a script finds -----------------------------------------------------------------------------------------------------------------
+
+LOOK = """#!/bin/bash
+for name in HOME PATH LANG TMPDIR INTERTIE_JOB INTERTIE_WORK HELLO; do [ -n "${!name}" ] && echo "$name"; done
+env | grep -q ^PATH= && env | grep -q ^HOME= && echo exported
+[ -d "$HOME" ] && touch "$TMPDIR/made" made && echo writes
+[ -n "${CUDA_VISIBLE_DEVICES+set}" ] && [ -z "$CUDA_VISIBLE_DEVICES" ] && echo "no card"
+echo "$HELLO, $1 and $2: $(readlink /proc/self/fd/0) $(umask) $([ "$(id -u)" != 0 ] && echo 'an account')"
+"""
+FOUND = [
+    *("HOME", "PATH", "LANG", "TMPDIR", "INTERTIE_JOB", "INTERTIE_WORK", "HELLO", "exported", "writes", "no card"),
+    "good day, a b and c: /dev/null 0077 an account",
+]
+
+
+async def test_a_script_finds_the_same_things_on_each_kind(kinds: Kinds, desk: Path) -> None:
+    (desk / "look.sh").write_text(LOOK, encoding="utf-8")
+    jobs = await on_all(kinds, "--env", "HELLO=good day", "look.sh", "a b", "c", folder=desk)
+    for job in jobs.values():
+        await in_state(kinds, job, JobState.SUCCEEDED)
+    said = {site: (await kinds.stack.do(partial(kinds.cli, "logs", job))).splitlines() for site, job in jobs.items()}
+    assert said == dict.fromkeys(SITES, FOUND)
+
+
 # --- waiting there -----------------------------------------------------------------------------------------------------------------------
 
 

@@ -74,8 +74,27 @@ intertie_end() {
     intertie_killer=$!
 }
 
+# What a script expects everywhere and a scheduler may leave out: a home that is there (else its work folder), a name, a path, a language.
+intertie_usual() {
+    intertie_name=$(id -un 2>/dev/null) || intertie_name=
+    case $intertie_name in
+        '' | *[!A-Za-z0-9_.-]* | [!A-Za-z_]*) intertie_name= ;;
+    esac
+    if [ -z "${HOME-}" ] && [ -n "$intertie_name" ]; then
+        eval "HOME=~$intertie_name"
+    fi
+    # An account that an image does not know is given `/`, where nothing of it can be written.
+    { [ -d "${HOME-}" ] && [ "$HOME" != / ]; } || HOME=$intertie_job/work
+    # A shell that was given no PATH has one of its own, and keeps it to itself.
+    export HOME PATH="${PATH:-/usr/local/bin:/usr/bin:/bin}" LANG="${LANG:-C.UTF-8}"
+    if [ -n "$intertie_name" ]; then
+        export USER="${USER:-$intertie_name}" LOGNAME="${LOGNAME:-$intertie_name}"
+    fi
+}
+
 # In what becomes the job alone: no value of the user's is one of the stub's own, their PATH neither.
 intertie_env() {
+    [ "$intertie_in_image" = 1 ] || intertie_usual
     intertie_text=
     if [ -f "$intertie_job/env.sh" ]; then
         intertie_text=$(cat "$intertie_job/env.sh") && rm -f "$intertie_job/env.sh" || return 1

@@ -13,6 +13,7 @@ from importlib.resources import files
 from pathlib import PurePath
 
 from intertie.agent.core.model import Attempt
+from intertie.contracts.site import DeviceKind
 from intertie.errors import Refused
 
 # Between the stub's looks at its lease, at `stop` and at its wall limit; seconds. Leased work is looked at as its supervisor would.
@@ -75,6 +76,9 @@ def env_of(attempt: Attempt, folder: str) -> dict[str, str]:
         "INTERTIE_WORK": f"{folder}/work",
         "TMPDIR": f"{folder}/tmp",
     }
+    if attempt.kind is DeviceKind.SLOT:
+        # Work that asked for no card sees none, where its scheduler does not say so.
+        ours["CUDA_VISIBLE_DEVICES"] = ""
     if attempt.traceparent:
         ours["TRACEPARENT"] = attempt.traceparent
     return dict(attempt.env) | ours
