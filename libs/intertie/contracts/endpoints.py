@@ -103,9 +103,7 @@ LEDGER_CHECK = Endpoint("qry", "metering", "check", Empty, u.LedgerCheck, "ledge
 METERING_AUDIT = Endpoint("qry", "metering", "audit", i.AuditQuery, i.AuditReply, "audit.read")
 METERING_QUARANTINE = Endpoint("qry", "metering", "quarantine", q.QuarantineQuery, q.QuarantineReply, "quarantine.read")
 METERING_REINTERPRET = Endpoint("cmd", "metering", "reinterpret", q.Reinterpret, q.Reinterpreted, "quarantine.retry")
-RECONCILIATION = Endpoint(
-    "qry", "metering", "reconciliation", ac.ReconciliationQuery, ac.ReconciliationReply, "reconciliation.read"
-)
+RECONCILIATION = Endpoint("qry", "metering", "reconciliation", ac.ReconciliationQuery, ac.ReconciliationReply, "reconciliation.read")
 SUSPENSE = Endpoint("qry", "metering", "suspense", u.SuspenseQuery, u.SuspenseReply, "suspense.read")
 RELEASE_SUSPENSE = Endpoint("cmd", "metering", "release_suspense", u.ReleaseSegment, u.AttemptBook, "suspense.release")
 METERING_AUDIT_CHAIN = Endpoint("qry", "metering", "audit_chain", a.AuditChainQuery, a.AuditChainReply, "audit.read")
