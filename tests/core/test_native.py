@@ -68,6 +68,9 @@ def own(job: NativeJob) -> NativeJob:
 
 O = NativeOutcome  # noqa: E741  # a table's column
 
+ANEW = replace(native(O.EXITED, code=TWICE), ended=T0 + timedelta(seconds=1))
+"""What the scheduler says of a start that the stub refused, where another had begun."""
+
 ENDS = [
     # what happened, the scheduler's word, the stub's record, asked by us, outcome, cause, exit code, signal
     ("it succeeded", native(O.EXITED, code=0), record(code=0), False, "succeeded", None, 0, None),
@@ -133,6 +136,20 @@ ENDS = [
     ("nobody knows", native(O.UNKNOWN), None, False, "unknown", Cause.UNKNOWN, None, None),
     ("the books say no code and no record is there", native(O.EXITED), None, False, "unknown", Cause.UNKNOWN, None, None),
     ("the books have forgotten it", None, record(code=3), False, "failed", Cause.JOB, 3, None),
+    ("begun anew by one that forgot it, after it was killed", ANEW, record(signal=9), False, "unknown", Cause.UNKNOWN, None, None),
+    ("begun anew by one that forgot it, after a part was killed", ANEW, record(code=137), False, "unknown", Cause.UNKNOWN, None, None),
+    ("begun anew by one that forgot it, after it ended well", ANEW, record(code=0), False, "succeeded", None, 0, None),
+    ("begun anew by one that forgot it, after it failed", ANEW, record(code=3), False, "failed", Cause.JOB, 3, None),
+    (
+        "a stub's code after a long run stands above a record",
+        native(O.EXITED, code=TWICE),
+        record(code=0),
+        False,
+        "failed",
+        Cause.JOB,
+        TWICE,
+        None,
+    ),
     ("the scheduler lost it, and it was killed", None, record(signal=9), False, "unknown", Cause.UNKNOWN, None, None),
     ("the scheduler lost it, and a part of it was killed", None, record(code=137), False, "unknown", Cause.UNKNOWN, None, None),
     (

@@ -201,12 +201,12 @@ TEXTS: Mapping[str, tuple[str, str]] = {
         "在 slurm.conf 中加入 AccountingStorageTRES=gres/gpu,然后重启 slurmctld",
     ),
     "fix.booking": (
-        "sacctmgr -i add user {account}{cluster} Account={booked}",
-        "sacctmgr -i add user {account}{cluster} Account={booked}",
+        "sacctmgr -i add account {booked}{cluster}; sacctmgr -i add user {account}{cluster} Account={booked}",
+        "sacctmgr -i add account {booked}{cluster}; sacctmgr -i add user {account}{cluster} Account={booked}",
     ),
     "fix.qos": (
-        "sacctmgr -i modify user {account} where Account={booked}{cluster} set qos+={qos}",
-        "sacctmgr -i modify user {account} where Account={booked}{cluster} set qos+={qos}",
+        "sacctmgr -i add qos {qos}; sacctmgr -i modify user {account} where Account={booked}{cluster} set qos+={qos}",
+        "sacctmgr -i add qos {qos}; sacctmgr -i modify user {account} where Account={booked}{cluster} set qos+={qos}",
     ),
     "fix.wrapper": (
         "sections 3 and 4 of: intertie-agent slurm lines --rules {file}",

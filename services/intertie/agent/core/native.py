@@ -221,8 +221,10 @@ def exit_of(job: NativeJob | None, started: StubStarted | None, ended: StubEnded
     if ended is not None and ended.refused_errno is not None:
         text = f"{ended.refused_file}: No such file or directory"
         return replace(base, refused_errno=errno.ENOENT, refused_file="first line", refused_text=text)
+    # Begun anew by a scheduler that says so, or by one that forgot its first run: then the end by its word is that of the start that was refused.
+    anew = end is not None and end.code in STUB_CODES and not ran and ended is not None and _told(ended) != end.code
     again = job is not None and job.restarts > 0
-    code, signal = _code(ended, end if not again else None) if ended is not None else _code(None, end)
+    code, signal = _code(ended, end if not (again or anew) else None) if ended is not None else _code(None, end)
     base = replace(base, code=code, signal=signal)
     if end is not None and (by_site := SITE_ENDS.get(end.outcome)) and not (by_site == "launch_failed" and (ran or started is not None)):
         return replace(base, ended_by=by_site)
@@ -230,7 +232,9 @@ def exit_of(job: NativeJob | None, started: StubStarted | None, ended: StubEnded
         return replace(base, code=None, signal=None, ended_by="restarted")
     if ended is not None and ended.stopped in ("asked", "lease_ended", "wall_limit"):
         return replace(base, stopped_for=ended.stopped)
-    if job is None and ended is not None and not known.asked and (ended.stopped or ended.signal is not None or (ended.code or 0) > 128):
+    if anew and ended is not None and not known.asked and _killed(ended):
+        return replace(base, code=None, signal=None, ended_by="restarted")
+    if job is None and ended is not None and not known.asked and _killed(ended):
         # A scheduler that lost it kills what its nodes still have of it: by whom what was killed was killed no record can say.
         told = f"signal {signal}" if signal is not None else f"exit code {code}"
         return replace(base, code=None, signal=None, ended_by="forgotten", native_reason=f"its own record says {told}")
@@ -266,12 +270,21 @@ def _believed(ended: StubEnded | None, known: Known, *, ran: bool) -> StubEnded 
     return ended
 
 
+def _told(ended: StubEnded) -> int:
+    """As a shell tells it."""
+    return ended.code if ended.code is not None else 128 + (ended.signal or 0)
+
+
+def _killed(ended: StubEnded) -> bool:
+    """It, its stub, or a part of it that its script ended with."""
+    return bool(ended.stopped) or _told(ended) > 128
+
+
 def _code(ended: StubEnded | None, end: NativeEnd | None) -> tuple[int | None, int | None]:
     """The stub's, which knows a signal from an exit code above 128; the scheduler's where they contradict each other."""
     if ended is None:
         return (end.code, end.signal) if end is not None else (None, None)
-    told = ended.code if ended.code is not None else 128 + (ended.signal or 0)
-    if end is not None and end.outcome is NativeOutcome.EXITED and end.code is not None and end.code != told:
+    if end is not None and end.outcome is NativeOutcome.EXITED and end.code is not None and end.code != _told(ended):
         return end.code, None
     return ended.code, ended.signal
 

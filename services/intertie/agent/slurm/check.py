@@ -85,7 +85,7 @@ async def _queue(cluster: SlurmCluster, rules: SlurmRules) -> list[Line]:
         return [line("fail", "slurm.away", error=err.text[:SAID], fix=fix)]
     usable = len({node.name for node in told.nodes if node.usable})
     count = len({node.name for node in told.nodes})
-    found = [line("ok", "slurm.ok", version=f"Slurm {told.version or '?'} · {told.cluster}")]
+    found = [line("ok", "slurm.ok", version=" · ".join(word for word in (f"Slurm {told.version}".strip(), told.cluster) if word))]
     used = partitions(rules)
     if missing := sorted(used - set(told.queues)):
         return [*found, *(line("fail", "queue.none", queue=one, fix="partition", queues=", ".join(told.queues) or "-") for one in missing)]
