@@ -44,6 +44,20 @@ def test_directives_that_are_not_taken_are_told_with_their_line() -> None:
     assert "--hint is not known here" in told[6]
 
 
+@pytest.mark.parametrize(
+    ("directive", "told"),
+    [
+        ("--array=0-9", "one job runs, and no SLURM_ARRAY_TASK_ID is set"),
+        ("-a 0-9", "one job runs, and no SLURM_ARRAY_TASK_ID is set"),
+        ("--dependency=afterok:123", "nothing is waited for"),
+        ("--begin=now+1hour", "it may begin at once"),
+    ],
+)
+def test_what_slurm_would_have_done_otherwise_is_told_and_not_called_unknown(directive: str, told: str) -> None:
+    (warned,) = parse_script(f"#!/bin/sh\n#SBATCH {directive}\nhostname\n").warnings
+    assert warned.line == 2 and told in warned.text and "not known" not in warned.text
+
+
 def test_directives_end_at_the_first_command() -> None:
     assert parse_script("#!/bin/sh\nhostname\n#SBATCH --gpus=8\n").spec.resources.gpus == 0
 

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import click
 
-from intertie.cli.out import ago, json_option, line, print_json, reason_option, table
+from intertie.cli.out import ago, json_option, line, local, print_json, reason_option, table
 from intertie.cli.session import connect
 from intertie.contracts.base import Empty
 from intertie.contracts.http import CloseBody
 from intertie.contracts.incident import IncidentRecord, IncidentsReply, IncidentState
+from intertie.errors import NotFound
 from intertie.text import language, say
 from intertie.text.groups import Group
+
+# As many as the hub lists at once.
+MOST = 1_000
 
 
 @click.group(cls=Group)
 def incident() -> None:
-    """Open faults: list, take, close."""
+    """Open faults: list, show, take, close."""
 
 
 @incident.command("list")
@@ -44,6 +48,28 @@ def list_incidents(state: str | None, site: str | None, as_json: bool) -> None:
     table(
         ("INCIDENT", "SEVERITY", "STATE", "TITLE", "TIMES", "AGE", "TAKEN BY", "RECOVERED"), rows, empty=say("cli.no_incidents", language())
     )
+
+
+@incident.command()
+@click.argument("incident_id", metavar="INCIDENT")
+@json_option
+def show(incident_id: str, as_json: bool) -> None:
+    """One INCIDENT: what is wrong, where, since when, and whose it is."""
+    reply = connect().get("/v1/incidents", IncidentsReply, {"limit": MOST})
+    record = next((one for one in reply.incidents if one.incident == incident_id), None)
+    if record is None:
+        raise NotFound("incident.not_found", f"there is no incident {incident_id}", next_step="intertie incident list")
+    if as_json:
+        print_json(record)
+        return
+    line(f"{record.incident}  {record.severity}  {record.state}  ×{record.times}")
+    line(record.title)
+    line(record.text)
+    line(f"{local(record.opened_at)} – {local(record.last_seen_at)}  {record.site or '-'}  {record.tenant or '-'}  {record.kind}")
+    if record.acknowledged_by:
+        line(f"{record.acknowledged_by}  {local(record.acknowledged_at)}")
+    if record.closed_by:
+        line(f"{record.closed_by}  {local(record.closed_at)}  {record.close_reason}")
 
 
 @incident.command()
