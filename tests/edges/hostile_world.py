@@ -63,8 +63,12 @@ from intertie.ids import (
 from intertie.lane.keeper import LaneKeeper
 from intertie.lane.pg import PgLaneTables
 from intertie.link.journal import first_digest, next_digest
+from intertie.metering.call_store import PgCalls
+from intertie.metering.calls import Calls
+from intertie.metering.native import NativeBooks
+from intertie.metering.native_store import PgNative
 from intertie.metering.pg import PgMetering
-from intertie.metering.service import Metering, trust
+from intertie.metering.service import Metering, sealed_by, trust
 from intertie.scheduler.pg import PACKAGE, PgSchedulerStore
 from intertie.scheduler.wiring import wire
 from intertie.store import Database, EventConsumer, Relay
@@ -410,7 +414,10 @@ async def start_metering(world: World, db: Database, bus: NatsBus, task: Any, st
     own = ServiceClaims(Key.read(world.layout.key_file("metering")), "metering", CLOCK)
     news = asyncio.Event()
     lanes = PgLaneTables(db)
-    service = Metering(PgMetering(db), lanes, trust(world.keyset["scheduler"]), CLOCK, news=news.set)
+    store, trusted = PgMetering(db), trust(world.keyset["scheduler"])
+    service = Metering(store, lanes, trusted, CLOCK, news=news.set)
+    service.calls = Calls(PgCalls(db), lanes, sealed_by, world.keyset.get("gateway", ""), CLOCK)
+    service.native = NativeBooks(store, PgNative(db), lanes, trusted, CLOCK)
     keeper = LaneKeeper(bus, Lane.METERING, lanes, CLOCK, interpret=service.interpret)
 
     async def sweep() -> None:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from tests.conftest import PgDatabase
@@ -39,7 +40,10 @@ from intertie.lane.pg import PgLaneTables
 from intertie.lane.site import SiteLane
 from intertie.link.memory import MemoryJournal
 from intertie.link.site import Pace
+from intertie.registry.call_offerings import CallOfferings, PgOfferings
 from intertie.registry.core.freshness import Limits
+from intertie.registry.drills import site_key_of
+from intertie.registry.observed import PgProofs, Proofs
 from intertie.registry.pg import PgRegistryStore
 from intertie.registry.service import Registry
 from intertie.store import Database, EventConsumer, Relay
@@ -231,7 +235,14 @@ async def running_world(layout: HubLayout, pg: PgDatabase) -> AsyncIterator[Worl
 
         # registry
         db, hub_bus = await database("registry"), await bus("registry")
-        registry = Registry(PgRegistryStore(db), PgLaneTables(db), hub_bus, CLOCK, limits=LIMITS, beat_scale=BEAT_SCALE)
+        sites = PgRegistryStore(db)
+        registry = Registry(sites, PgLaneTables(db), hub_bus, CLOCK, limits=LIMITS, beat_scale=BEAT_SCALE)
+        registry.call_offerings = CallOfferings(PgOfferings(sites))
+        asks = ServiceClaims(Key.read(layout.key_file("registry")), "registry", CLOCK)
+        registry.proofs = Proofs(
+            PgProofs(sites), sites, CLOCK, site_key=partial(site_key_of, hub_bus, asks.signed), max_age_days=0, beat_s=BEAT_SCALE
+        )
+        task("registry-proofs", registry.proofs.run())
         task("registry-lane", registry.keeper.run())
         task("registry-silence", registry.judge_for_ever())
         task("registry-relay", Relay(db, hub_bus, "registry", beat_s=0.2).run())
