@@ -12,10 +12,11 @@ import pytest
 from tests.fakes.agents import GUEST, offer, pool
 from tests.fakes.sites import World, a_site
 
+from intertie.agent import queued
 from intertie.agent.adapters.fake_cluster import FakeCluster
 from intertie.agent.adapters.files import RECORD_BYTES, LocalFiles, Owned
 from intertie.agent.adapters.looks import Looks
-from intertie.agent.adapters.port import Chunk, Listing, NativePhase
+from intertie.agent.adapters.port import Chunk, Listing, NativePhase, NativeWords
 from intertie.agent.adapters.queue import QueueAdapter
 from intertie.agent.core.images import ImageRules
 from intertie.agent.core.model import State
@@ -467,3 +468,27 @@ async def test_a_look_that_failed_is_tried_again_soon_however_long_it_took() -> 
         cluster.takes_s, cluster.deaf = takes_s, deaf
         await looks.look()
         assert looks.every_s == pytest.approx(every_s), (takes_s, deaf)
+
+
+class OddWords(QueueAdapter):
+    """Breaks on the first word of the scheduler's, by a fault that nobody foresaw."""
+
+    broke = False
+
+    async def words(self, attempt: AttemptId, before: NativeWords | None) -> NativeWords:
+        if not self.broke:
+            self.broke = True
+            raise KeyError("nobody foresaw this")
+        return await super().words(attempt, before)
+
+
+async def test_a_word_that_breaks_us_silences_none_that_follow(short_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queued, "REASON_S", 0.1)
+    cluster = a_cluster()
+    adapter = OddWords(short_folder / "jobs", cluster, LocalFiles(short_folder / "shared", look_s=0.05), CLOCK, every_s=0.2, lag_s=0.0)
+    async with a_site(short_folder, adapter=adapter) as world:
+        speaking(world)
+        cluster.hold(True)
+        await world.run(offer(script="exit 0\n"))
+        await until_seen(world, "JobHeldAdmin")
+        assert adapter.broke

@@ -118,6 +118,10 @@ class Waiting:
             except IntertieError as err:
                 LOG.warning("what the scheduler says is not told", attempt=self.id, code=err.code, text=err.text)
                 await asyncio.sleep(1.0)
+            except Exception:
+                # A fault of ours in one word must not silence all that follow: nobody waits for this task before the run's end.
+                LOG.exception("what the scheduler says broke us", attempt=self.id)
+                await asyncio.sleep(REASON_S)
             else:
                 self._said, self._told_s = heard, self.site.clock.monotonic_s()
 
