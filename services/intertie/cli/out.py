@@ -71,8 +71,8 @@ def print_json(value: object) -> None:
     sys.stdout.write(harmless(encode(value).decode()) + "\n")
 
 
-# As long as a moment with its year: a cell no longer than this is read as one word.
-A_MOMENT = len("2026-12-01 14:45:45")
+# Blank columns between two of a table's.
+GAP = 2
 
 
 def line(text: str = "") -> None:
@@ -96,26 +96,37 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, empty: st
         return
     from rich.console import Console
 
-    Console().print(laid_out(columns, rows))
+    console = Console()
+    console.print(laid_out(columns, rows, console.width))
 
 
-def laid_out(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Table:
-    """A table for a terminal of any width. Sentences go on below; ids and times stay on one line while there is room, and nothing is ever cut off."""
-    from rich.cells import cell_len
+def laid_out(columns: Sequence[str], rows: Sequence[Sequence[object]], width: int) -> Table:
+    """A table for a terminal of `width` columns. Sentences go on below first, then moments at their blank, and ids last; nothing is cut off."""
     from rich.table import Table
     from rich.text import Text
 
-    shown = Table(box=None, pad_edge=False, header_style="bold")
     told = [[harmless(str(cell), cell=True) for cell in row] for row in rows]
-    for title, cells in zip(columns, zip(*told, strict=True), strict=True):
-        widest = max(cell_len(text) for text in (title, *cells))
-        # A width that is set is given up last.
-        is_one_word = all(" " not in cell or cell_len(cell) <= A_MOMENT for cell in cells)
-        shown.add_column(title, overflow="fold", width=widest if is_one_word else None)
+    shown = Table(box=None, pad_edge=False, header_style="bold")
+    for title, size in zip(columns, widths_of([columns, *told], width - GAP * (len(columns) - 1)), strict=True):
+        shown.add_column(title, overflow="fold", width=size)
     for row in told:
         # Plain text: a cell's `[red]` is its own, not rich's.
         shown.add_row(*(Text(cell) for cell in row))
     return shown
+
+
+def widths_of(rows: Sequence[Sequence[str]], room: int) -> list[int]:
+    """How wide each column is, in `room` for all: the widest gives way first, down to its longest word; only then are words folded."""
+    from rich.cells import cell_len
+
+    cells = list(zip(*rows, strict=True))
+    # Chinese has no blanks, and may be broken anywhere.
+    least = [max(cell_len(word) if cell_len(word) == len(word) else 2 for text in column for word in text.split(" ")) for column in cells]
+    sizes = [min(max(cell_len(text) for text in column), max(room, 1)) for column in cells]
+    while sum(sizes) > room and max(sizes) > 1:
+        wordy = [at for at, size in enumerate(sizes) if size > least[at]]
+        sizes[max(wordy or range(len(sizes)), key=lambda at: sizes[at])] -= 1
+    return sizes
 
 
 def fail(error: IntertieError) -> NoReturn:
