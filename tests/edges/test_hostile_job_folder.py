@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,10 @@ from tests.fakes.agents import GUEST
 from intertie.agent import accounts
 from intertie.agent.adapters.clear import clear
 from intertie.agent.adapters.files import Content, LocalFiles, Owned, give
+from intertie.agent.slurm.core.rules import SlurmRules
+from intertie.agent.slurm.folders import WrapperFiles
+from intertie.agent.slurm.transport import Done
+from intertie.errors import Refused, Unavailable
 from intertie.ids import AttemptId
 
 JOB = Owned(AttemptId("att-06h343v1s9pl16d07e4ubd4sm0"), GUEST)
@@ -106,3 +111,30 @@ def test_a_folder_is_given_away_from_within_so_that_nobody_is_in_it_meanwhile(tm
     give(home, who.uid, who.gid)
     assert seen == [0, 0, 0, 0] and home.stat().st_uid == who.uid
     assert (home / "work" / "deep").stat().st_uid == who.uid and (target / "file").stat().st_uid == 0
+
+
+class Flood:
+    """A wrapper whose job has made more of its outputs than anybody takes."""
+
+    async def run(
+        self,
+        argv: Sequence[str],
+        *,
+        account: str = "",
+        stdin: Path | bytes = b"",
+        out: Path | None = None,
+        timeout_s: float,
+        limit: int = 0,
+    ) -> Done:
+        if "list" in argv:
+            return Done(0, b"out.bin\0", b"")
+        raise Unavailable("slurm.too_much", f"sudo answered with more than {limit} bytes")
+
+    async def close(self) -> None: ...
+
+
+async def test_outputs_larger_than_anybody_takes_are_refused_once_and_not_fetched_for_ever(tmp_path: Path) -> None:
+    files = WrapperFiles(Flood(), SlurmRules(folder="/shared"), tmp_path / "scratch")
+    with pytest.raises(Refused) as told:
+        await files.pack(Owned(JOB.attempt, "guest1"), ["*.bin"], tmp_path / "result")
+    assert told.value.code == "agent.outputs_too_large" and not list((tmp_path / "scratch").iterdir())  # noqa: ASYNC240

@@ -119,7 +119,14 @@ class WrapperFiles:
         self.scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder = Path(await asyncio.to_thread(tempfile.mkdtemp, dir=self.scratch))
         try:
-            await self._do(job, "take", stdin=b"".join(name + b"\0" for name in names), out=folder / "tar", limit=RESULT_BYTES)
+            # They lie here beside the agent's own journal for a while: never more than half of what is free.
+            limit = min(RESULT_BYTES, shutil.disk_usage(folder).free // 2)
+            try:
+                await self._do(job, "take", stdin=b"".join(name + b"\0" for name in names), out=folder / "tar", limit=limit)
+            except Unavailable as err:
+                if err.code != "slurm.too_much":
+                    raise
+                raise Refused("agent.outputs_too_large", f"the outputs of {job.attempt} pass {limit} bytes before they are packed") from err
             return await asyncio.to_thread(_packed, folder, outputs, target)
         finally:
             await asyncio.to_thread(shutil.rmtree, folder, True)
@@ -134,7 +141,10 @@ def _packed(folder: Path, outputs: Collection[str], target: Path) -> ResultRef |
         with tarfile.open(folder / "tar") as tar:
             _plain_files(tar, folder / "work")
         return pack_outputs(folder / "work", list(outputs), target, None)
-    except (tarfile.TarError, OSError) as err:
+    except tarfile.TarError as err:
+        # What the job made of its own files meanwhile: it stays so.
+        raise Refused("agent.outputs", f"the outputs cannot be unpacked: {err}"[:300]) from err
+    except OSError as err:
         raise Unavailable("slurm.wrapper", f"the outputs cannot be read: {err}"[:300]) from err
 
 
