@@ -12,13 +12,17 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from intertie.agent import procs
+from intertie.agent.__main__ import cli as agent_cli
 from intertie.agent.config import Folder, write_whole
 from intertie.agent.install import MARK, install, unit_of
-from intertie.agent.uninstall import OURS, Receipt, require_idle, running_work, told, uninstall
+from intertie.agent.uninstall import OURS, Receipt, held_by, require_idle, running_work, told, uninstall
+from intertie.contracts.base import encode
+from intertie.contracts.identity import Joined
 from intertie.errors import Refused
-from intertie.ids import SiteName
+from intertie.ids import SiteName, TenantName
 
 ANALYZE = shutil.which("systemd-analyze")
 NOW = datetime(2026, 12, 1, tzinfo=UTC)
@@ -126,6 +130,24 @@ def test_a_folder_that_is_no_prefix_is_not_touched(folder: Folder, tmp_path: Pat
     (tmp_path / "mine/bin").mkdir(parents=True)
     receipt = away(folder, prefix=tmp_path / "mine")
     assert (tmp_path / "mine/bin").exists() and not any("mine" in path for path in receipt.removed)
+
+
+def test_what_leaving_took_away_already_is_told_too(folder: Folder) -> None:
+    (folder.root / "pools.json").write_text("[]", encoding="utf-8")
+    held = held_by(folder)
+    assert str(folder.root) in held
+    shutil.rmtree(folder.root)
+    told_of = uninstall(folder, NOW, SiteName("lab"), prefix=None, system=folder.root.parent / "etc", held=held)
+    assert told_of.removed == held and held_by(folder) == []
+
+
+def test_a_site_is_asked_before_it_leaves_and_no_changes_nothing(folder: Folder) -> None:
+    joined = Joined(site=SiteName("lab"), account="A", bus_urls=[], gateway_url="", service_keys={}, owner_tenant=TenantName("acme"))
+    folder.site.write_bytes(encode(joined))
+    done = CliRunner().invoke(agent_cli, ["uninstall", "--drain", "--data", str(folder.root)], input="n\n")
+    # Had it tried to leave, its hub that is nowhere would have been an error.
+    assert done.exit_code == 1 and "leave the federation as lab" in done.output and "error" not in done.output
+    assert folder.site.exists()
 
 
 def test_a_second_call_finds_nothing_and_says_so(folder: Folder) -> None:

@@ -255,13 +255,21 @@ def uninstall(data: Path, drain: bool, receipt: Path | None, prefix: Path | None
 
     folder = Folder(data.resolve())
     site = room.joined_as(folder)
+    leaves = drain and site is not None
     try:
-        if drain and site is not None:
+        if not leaves:
+            room.require_idle(folder)
+        # Asked before anything is done: a site that has left does not come back by saying no.
+        first = f"leave the federation as {site}, then " if leaves else ""
+        if not yes and not click.confirm(
+            f"{first}remove the agent, its service and what it keeps in {folder.root}?", err=True, default=False
+        ):
+            sys.exit(1)
+        held = room.held_by(folder)
+        if leaves:
             room.leave(folder, (receipt or Path(f"receipt-{site}.json")).absolute())
         room.require_idle(folder)
-        if not yes and not click.confirm(f"remove the agent, its service and what it keeps in {folder.root}?", err=True, default=False):
-            sys.exit(1)
-        done = room.uninstall(folder, SystemClock().now(), site, prefix=prefix.resolve() if prefix else None)
+        done = room.uninstall(folder, SystemClock().now(), site, prefix=prefix.resolve() if prefix else None, held=held)
     except IntertieError as err:
         _fail(err)
     click.echo(encode(done).decode() if as_json else room.told(done))

@@ -90,9 +90,17 @@ def require_idle(folder: Folder) -> None:
         raise Refused("uninstall.agent_runs", "the agent runs", next_step="stop it: systemctl disable --now intertie-agent")
 
 
-def uninstall(folder: Folder, now: datetime, site: SiteName | None, *, prefix: Path | None, system: Path = SYSTEM) -> Receipt:
-    """Remove all of ours: unit, data, and the bundle that this is run from. Call `require_idle` before."""
-    removed: list[str] = []
+def held_by(folder: Folder) -> list[str]:
+    """What of the data folder is ours, and the folder: leaving the federation takes it away already."""
+    return [*(str(path) for path in _ours(folder.root)), str(folder.root)] if folder.root.is_dir() else []
+
+
+def uninstall(
+    folder: Folder, now: datetime, site: SiteName | None, *, prefix: Path | None, system: Path = SYSTEM, held: Sequence[str] = ()
+) -> Receipt:
+    """Remove all of ours: unit, data, and the bundle that this is run from. Call `require_idle` before. Of what was `held` before the site left,
+    that which is gone is told as well."""
+    removed: list[str] = [path for path in held if not os.path.lexists(path)]
     for user in (False, True):
         with contextlib.suppress(IntertieError):
             removed += _unit_away(unit_of(folder, user=user, system=system))
