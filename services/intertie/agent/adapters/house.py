@@ -71,6 +71,8 @@ class House:
     images: PoolImages = PoolImages()
     """Which images that a job names run here."""
     hierarchies: Hierarchies = field(default_factory=Hierarchies)
+    root: bool = field(default_factory=accounts.is_root)
+    """Mounts may be made for others."""
 
     def spec(self, attempt: Attempt, argv: Sequence[str], *, work: str, shown: Sequence[str]) -> dict[str, Any]:
         """What goes into `spec.json`: argv, groups, mounts. The owner's own local work is bound by none of it. `Refused`: it cannot be held."""
@@ -115,7 +117,7 @@ class House:
         return made
 
     def _must_mount(self) -> None:
-        if not accounts.is_root():
+        if not self.root:
             raise Refused(
                 "agent.data_not_enforced",
                 "[[data]] folders are declared, and an agent that is not root cannot keep others out of them",
