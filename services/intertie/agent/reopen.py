@@ -52,11 +52,15 @@ async def begin(site: Site) -> None:
 
 
 async def reopen(site: Site, lane: Lane, asked: Reopen) -> None:
-    """What `SiteLane` asks for when both sides disagree. `Unavailable` if the disk refuses: the lane asks again."""
-    if asked.journal != site.journal.id:
-        return
-    LOG.error("the hub and this journal cannot be joined: a new one is opened", lane=lane.value, why=asked.why)
-    await _renew(site, asked.why, {} if asked.lost is None else {lane: asked.lost})
+    """What `SiteLane` asks for when both sides disagree. `Unavailable` if the disk refuses: the lane asks again.
+
+    Two lanes ask for it in the same moment, and one new journal is opened: a second one would hide from the hub where its attempts were claimed.
+    """
+    async with site.reopening:
+        if asked.journal != site.journal.id:
+            return
+        LOG.error("the hub and this journal cannot be joined: a new one is opened", lane=lane.value, why=asked.why)
+        await _renew(site, asked.why, {} if asked.lost is None else {lane: asked.lost})
     site.wake(list(Lane))
 
 

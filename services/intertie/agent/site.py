@@ -123,6 +123,8 @@ class Site:
         """False after this folder was copied or moved: what was claimed under the journal before may have begun where it lay then."""
         self.may_start: Callable[[], bool] = lambda: True
         """False while another session of this site rules: the hub's work then starts nowhere here."""
+        self.reopening = asyncio.Lock()
+        """Held while a new journal is opened in place of this one."""
         self.freed = asyncio.Event()
         """Set when devices change hands, and a new one each time."""
         self.seen: Mapping[PoolName, PoolSeen] = {}
