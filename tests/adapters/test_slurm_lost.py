@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import os
 import time
 from dataclasses import dataclass
 from datetime import timedelta
@@ -57,9 +56,6 @@ def kill(slurm: Slurm) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(
-    "INTERTIE_LOST_BURST" not in os.environ, reason="a node that Slurm drains after it can outlast its deadline: run it by hand"
-)
 @pytest.mark.parametrize("after_s", [0.0, 0.7])
 async def test_a_burst_that_a_killed_slurmctld_forgets_is_lost_by_nobody(bench: Bench, after_s: float) -> None:
     """LAB 1.4. `after_s`: how far the burst has come is what is tried. What ran and left no record is left open, for a person: no end is made up."""

@@ -119,6 +119,16 @@ ENDS = [
         None,
         None,
     ),
+    (
+        "put back, and the start after it fails at Slurm",
+        native(O.EXITED, code=1, restarts=1),
+        None,
+        False,
+        "unknown",
+        Cause.UNKNOWN,
+        None,
+        None,
+    ),
     ("ended, then put back", native(O.EXITED, code=TWICE, restarts=1), record(code=3), False, "failed", Cause.JOB, 3, None),
     (
         "cancelled by its own account",

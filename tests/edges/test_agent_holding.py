@@ -18,13 +18,14 @@ from intertie.agent.books import save
 from intertie.agent.core.model import Attempt, State, with_state
 from intertie.agent.core.room import MIB, Space
 from intertie.agent.core.rules import Rules
-from intertie.agent.reopen import HELD_BYTES, in_parts, tell_held
+from intertie.agent.reopen import HELD_BYTES, in_parts, reopen, tell_held
 from intertie.contracts.base import encode
 from intertie.contracts.link import (
     Claimed,
     Ended,
     HeldAttempt,
     HeldTold,
+    JournalOpened,
     Lane,
     NotStarted,
     OfferBody,
@@ -38,6 +39,7 @@ from intertie.contracts.link import (
 from intertie.contracts.site import DeviceKind
 from intertie.errors import Unavailable
 from intertie.ids import AttemptId, JobId, JournalId
+from intertie.link.site import Reopen
 from intertie.trust.keys import Key
 from intertie.trust.seal import open_seal, seal
 
@@ -499,3 +501,13 @@ async def test_an_answer_to_a_stop_needs_no_room(short_folder: Path) -> None:
         await world.tell(world.stop(body))
         assert (await world.first(StopAnswered)).answer == "stopping"
         await world.first(Ended)
+
+
+async def test_two_lanes_that_ask_for_a_new_journal_in_the_same_moment_get_one(short_folder: Path) -> None:
+    """A second one would name the first as the one before it, and the hub would not know where its attempts were claimed."""
+    async with a_site(short_folder) as world:
+        before = world.journal.id
+        asked = Reopen(journal=before, why="agent_restored")
+        await asyncio.gather(*(reopen(world.site, lane, asked) for lane in Lane))
+        [opened] = [said for said in await world.entries(Lane.SCHEDULER) if isinstance(said, JournalOpened)]
+        assert opened.previous == before and world.journal.id != before

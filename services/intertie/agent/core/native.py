@@ -228,7 +228,9 @@ def exit_of(job: NativeJob | None, started: StubStarted | None, ended: StubEnded
     base = replace(base, code=code, signal=signal)
     if end is not None and (by_site := SITE_ENDS.get(end.outcome)) and not (by_site == "launch_failed" and (ran or started is not None)):
         return replace(base, ended_by=by_site)
-    if again and end is not None and end.code in STUB_CODES and (ended is None or ended.stopped == "signalled"):
+    # No start but the first was ever let through: whatever a later one ended with is no word of the job's.
+    refused = end is not None and (end.code in STUB_CODES or end.outcome is NativeOutcome.EXITED)
+    if again and refused and (ended is None or ended.stopped == "signalled"):
         return replace(base, code=None, signal=None, ended_by="restarted")
     if ended is not None and ended.stopped in ("asked", "lease_ended", "wall_limit"):
         return replace(base, stopped_for=ended.stopped)
