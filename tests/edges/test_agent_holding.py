@@ -18,7 +18,7 @@ from intertie.agent.books import save
 from intertie.agent.core.model import Attempt, State, with_state
 from intertie.agent.core.room import MIB, Space
 from intertie.agent.core.rules import Rules
-from intertie.agent.reopen import HELD_BYTES, in_parts, reopen, tell_held
+from intertie.agent.reopen import HELD_BYTES, begin, in_parts, reopen, tell_held
 from intertie.contracts.base import encode
 from intertie.contracts.link import (
     Claimed,
@@ -506,6 +506,7 @@ async def test_an_answer_to_a_stop_needs_no_room(short_folder: Path) -> None:
 async def test_two_lanes_that_ask_for_a_new_journal_in_the_same_moment_get_one(short_folder: Path) -> None:
     """A second one would name the first as the one before it, and the hub would not know where its attempts were claimed."""
     async with a_site(short_folder) as world:
+        await begin(world.site)
         before = world.journal.id
         asked = Reopen(journal=before, why="agent_restored")
         await asyncio.gather(*(reopen(world.site, lane, asked) for lane in Lane))
