@@ -255,7 +255,7 @@ async def test_a_cancel_at_the_site_is_told_from_ours(world: World) -> None:
     await world.at.cancel_at_site(work.id)
     end = await world.end(work)
     judged = verdict(end, work)
-    assert end.ended_by == "cancelled_at_site" and (judged.outcome, judged.cause) == ("cancelled", Cause.SITE)
+    assert (end.ended_by, judged.outcome, judged.cause) == ("cancelled_at_site", "cancelled", Cause.SITE), end
 
 
 async def test_its_usage_ends_with_the_site_s_own_end(world: World) -> None:

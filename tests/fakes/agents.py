@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from pathlib import Path
 
 import msgspec
 
@@ -121,3 +122,9 @@ def offer(
         after=list(after),
         attribution=Sealed(payload=msgspec.json.encode(told).decode(), signer="scheduler", signature="-"),
     )
+
+
+def root_is_a_mount() -> bool:
+    """False in a chroot whose root is a plain folder: no mount namespace can be made private there."""
+    lines = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    return any(line.split()[4] == "/" for line in lines)

@@ -240,7 +240,9 @@ def exit_of(job: NativeJob | None, started: StubStarted | None, ended: StubEnded
         # A scheduler that lost it kills what its nodes still have of it: by whom what was killed was killed no record can say.
         told = f"signal {signal}" if signal is not None else f"exit code {code}"
         return replace(base, code=None, signal=None, ended_by="forgotten", native_reason=f"its own record says {told}")
-    if ended is not None and not ended.stopped and ended.signal is None:
+    # Slurm signals all processes of a job at once: the script may be gone, as killed, before the stub has heard of it.
+    ended_for_it = end is not None and end.outcome in (NativeOutcome.WALL_LIMIT, NativeOutcome.CANCELLED)
+    if ended is not None and not ended.stopped and ended.signal is None and not (ended_for_it and _killed(ended)):
         return base  # It had ended by itself before anybody else could end it.
     if end is not None and end.outcome is NativeOutcome.WALL_LIMIT:
         return replace(base, stopped_for="wall_limit")
