@@ -131,6 +131,7 @@ NOT_ASKED: dict[str, object] = {
     "if_site_silent": None,
     "site": None,
     "pool": None,
+    "image": None,
 }
 """What `submit` asks and a request does not: the offering says it."""
 
